@@ -19,22 +19,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from eprt.engine.outputs import HandoffEvent
 from eprt.engine.request import Request
 from eprt.engine.scheduler import Scheduler
 from eprt.engine.structured_outputs import StructuredOutputs
 from eprt.kv.pages import CachePages
 from eprt.kv.reader import HeldPages, PageReader, PageSource, open_reader
-
-
-class HandoffEvent(msgspec.Struct, frozen=True):
-    """What became of a request."""
-
-    request_id: str
-    held: HeldPages | None = None  # it is held here; None: its pages have arrived here, or cannot
-    num_pulled: int = 0  # pages that were copied; the prefix cache had the others
-    error: str = ""  # why the pages cannot be used: the request is not known here any more
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from eprt.ep.migration.job import MigrationStatus
+from eprt.kv.reader import HeldPages
 
 # Upper bounds by which steps are counted, in tokens of one rank.
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -45,6 +46,15 @@ class StepResult:
     leaves: bool = False  # equal on all ranks; where true nothing was computed, and Engine.suspend() comes next
 
 
+class HandoffEvent(msgspec.Struct, frozen=True):
+    """What became of a request."""
+
+    request_id: str
+    held: HeldPages | None = None  # it is held here; None: its pages have arrived here, or cannot
+    num_pulled: int = 0  # pages that were copied; the prefix cache had the others
+    error: str = ""  # why the pages cannot be used: the request is not known here any more
+
+
 @dataclass(frozen=True)
 class SuspendedState:
     """What a rank brings along from one view into the next (Engine.suspend)."""
@@ -70,9 +80,6 @@ class EngineStats:
     kv_pages_total: int
     kv_pages_used_now: int
     last_step_s: float
-    num_held_now: int = 0  # requests that go on in another instance, which has not read their pages yet (handoff.py)
-    num_arriving_now: int = 0  # requests of other instances whose pages are not all here yet
-    num_pulled_pages: int = 0  # that came from other instances
     num_gaps: int = 0  # pauses of the GPU between two steps (device_gap.py); 0 on CPUs
     gap_s: float = 0.0  # their sum
     num_two_batch_steps: int = 0  # of num_steps, those with two-batch overlap (overlap_policy.py)
@@ -88,6 +95,9 @@ class EngineStats:
     expert_tokens: bytes = b""
     slot_tokens: list[int] = field(default_factory=list)  # per MoE layer: rows that this rank's experts received
     migration: MigrationStatus | None = None  # None where experts cannot move
+    num_held_now: int = 0  # requests that go on in another instance, which has not read their pages yet (handoff.py)
+    num_arriving_now: int = 0  # requests of other instances whose pages are not all here yet
+    num_pulled_pages: int = 0  # that came from other instances
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,16 @@ class Router:
             )
         return self._charge(request_id, prompt_token_ids, open_ranks, cache_key)
 
+    def predict(self, prompt_token_ids: Sequence[int], cache_key: str | None = None) -> tuple[int, int, int]:
+        """What assign() would choose: the rank, the tokens that it is charged with, and those of the prompt that it
+        would have to compute. The rank is -1 where none is open."""
+        open_ranks = self._open_ranks()
+        if not open_ranks:
+            return -1, 0, len(prompt_token_ids)
+        saved = self._find_saved(list(self._prefixes(prompt_token_ids)), len(prompt_token_ids), cache_key)
+        rank = self._least_charged(open_ranks, saved)
+        return rank, self.num_tokens[rank], len(prompt_token_ids) - saved.get(rank, 0)
+
     def reassign(self, request_id: str, token_ids: Sequence[int]) -> int:
         """Chooses another rank for a request whose rank was closed, however many requests the others have.
         token_ids: prompt and generated."""
@@ -67,17 +77,17 @@ class Router:
         self, request_id: str, prompt_token_ids: Sequence[int], open_ranks: list[int], cache_key: str | None = None
     ) -> int:
         prefixes = list(self._prefixes(prompt_token_ids))
-        saved = self._saved_tokens(prefixes)
+        rank = self._least_charged(open_ranks, self._find_saved(prefixes, len(prompt_token_ids), cache_key))
         if cache_key is not None:
-            prefixes.append(hash(("cache key", cache_key)))
-            last_rank = self._last_rank.get(prefixes[-1])
-            saved |= {} if last_rank is None else {last_rank: len(prompt_token_ids)}
-        rank = min(open_ranks, key=lambda r: (self.num_tokens[r] - saved.get(r, 0), self.num_requests[r], r))
+            prefixes.append(_key_prefix(cache_key))
         self._request[request_id] = (rank, len(prompt_token_ids))
         self.num_tokens[rank] += len(prompt_token_ids)
         self.num_requests[rank] += 1
         self._remember_prefixes(prefixes, rank)
         return rank
+
+    def _least_charged(self, ranks: list[int], saved: dict[int, int]) -> int:
+        return min(ranks, key=lambda r: (self.num_tokens[r] - saved.get(r, 0), self.num_requests[r], r))
 
     def add_token(self, request_id: str) -> None:
         """The request has generated another token. Ended requests are ignored."""
@@ -101,15 +111,16 @@ class Router:
             prefix = hash((prefix, *tokens[end - self.page_size : end]))
             yield prefix
 
-    def _saved_tokens(self, prefixes: list[int]) -> dict[int, int]:
-        """Per rank, the tokens of the longest prefix that went there last."""
+    def _find_saved(self, prefixes: list[int], num_prompt: int, cache_key: str | None) -> dict[int, int]:
+        """Per rank, the tokens of the longest prefix that went there last; all of a prompt with a known key."""
         saved: dict[int, int] = {}
         for i, prefix in enumerate(prefixes, 1):
             rank = self._last_rank.get(prefix)
             if rank is None:
                 break
             saved[rank] = i * self.page_size
-        return saved
+        last_rank = None if cache_key is None else self._last_rank.get(_key_prefix(cache_key))
+        return saved if last_rank is None else saved | {last_rank: num_prompt}
 
     def _remember_prefixes(self, prefixes: list[int], rank: int) -> None:
         for prefix in reversed(prefixes):  # the shortest prefix is forgotten last
@@ -117,3 +128,7 @@ class Router:
             self._last_rank.move_to_end(prefix)
         while len(self._last_rank) > _MAX_PREFIXES:
             self._last_rank.popitem(last=False)
+
+
+def _key_prefix(cache_key: str) -> int:
+    return hash(("cache key", cache_key))

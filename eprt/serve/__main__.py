@@ -28,10 +28,12 @@ def main(argv: list[str] | None = None) -> int:
             from eprt.serve import dry_run
 
             return dry_run.run(options)
-        if rank is None and (options.num_ranks or 1) > 1:
+        if rank is None and ((options.num_ranks or 1) > 1 or options.num_instances):
             if why := env.why_mpirun():
                 if options.max_lost_ranks:
                     raise OptionError(f"--max-lost-ranks needs ranks that eprt starts on one host, but {why}")
+                if options.num_instances:
+                    raise OptionError(f"--decode needs instances that eprt starts on one host, but {why}")
                 from eprt.serve.ranks import launch
 
                 return launch.launch(options, argv)

@@ -17,6 +17,7 @@ from eprt.models.model_types import take_model_type, take_quant_method
 from eprt.serve.engine_flags import add_bind_flag, add_engine_flags, add_model_flag, engine_options
 from eprt.serve.flag_file import with_flags_of_file
 from eprt.serve.http_flags import add_http_flags, add_number, check_http
+from eprt.serve.instance_flags import add_instance_flags, check_instances
 from eprt.serve.model_source import default_name, find_model_dir
 from eprt.serve.openai.reasoning import REASONING_FORMAT_NAMES
 from eprt.serve.openai.tools import TOOL_FORMAT_NAMES
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add_engine_flags(group, "ep_payload")
     _add_losses(group)
     add_engine_flags(group, "expert_host_copies")
+    add_instance_flags(parser.add_argument_group("instances: prefill and decode apart"))
 
     _add_diagnosis(parser.add_argument_group("diagnosis"))
     _add_expert_load(parser.add_argument_group("expert load"))
@@ -145,7 +147,8 @@ def parse_options(argv: list[str]) -> ServeOptions:
         check_policy(args.bind)
         _check_names(args)
         given_model, args.model_dir = args.model_dir, find_model_dir(args.model_dir)
-        engine = EngineConfig(**engine_options(args))
+        check_instances(args)
+        engine = EngineConfig(**engine_options(args), hands_over=args.num_decode > 0)
     except ValueError as error:
         raise OptionError(str(error)) from None
     check_http(args)
@@ -204,8 +207,11 @@ def _check_losses(args: argparse.Namespace) -> None:
         )
     if not 0 <= num_lost < num_ranks:
         raise OptionError(f"--max-lost-ranks {num_lost}: must be in 0..{num_ranks - 1} with -n {num_ranks}")
-    if args.restart_lost_ranks and not num_lost:
-        raise OptionError("--restart-lost-ranks needs --max-lost-ranks of at least 1: else the first loss ends all")
+    if args.restart_lost_ranks and not num_lost and not args.num_decode:
+        raise OptionError(
+            "--restart-lost-ranks needs --max-lost-ranks of at least 1, or instances (--decode): else the first loss "
+            "ends all"
+        )
 
 
 def _check_faults(faults: list[str], num_ranks: int | None) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine, Sequence
 
 import msgspec
 import uvicorn
@@ -22,13 +23,16 @@ from eprt import env
 from eprt.engine.sampling_defaults import read_sampling_defaults
 from eprt.engine.tokenizer import Tokenizer
 from eprt.ep.group.host_board import HostBoard
-from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.diagnosis.metrics import DiagnosisCollector
 from eprt.serve.errors import print_line
+from eprt.serve.group_services import GroupServices
 from eprt.serve.http.api import REQUEST_LOG, Api
 from eprt.serve.http.connection import Connection, raise_descriptor_limit
 from eprt.serve.http.origins import with_origins
 from eprt.serve.http.traffic import Traffic
+from eprt.serve.instances.fleet import Fleet
+from eprt.serve.instances.instance import Instance
+from eprt.serve.instances.metrics import InstanceCollector
 from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.prepare import Preparer
 from eprt.serve.openai.templates import find_template
@@ -38,7 +42,6 @@ from eprt.serve.ranks.pool import RankPool
 from eprt.serve.ranks.request_metrics import RequestMetrics
 from eprt.serve.ranks.view_metrics import ViewCollector
 from eprt.serve.rebalance.metrics import RebalanceCollector
-from eprt.serve.rebalance.rebalancer import Rebalancer
 from eprt.serve.service_manager import tell_service_manager
 
 _log = logging.getLogger(__name__)
@@ -65,9 +68,22 @@ class Frontend:
     def __init__(self, config: FrontendConfig):
         self._options = options = config.options
         metrics = RequestMetrics()
-        self._pool = RankPool(config, metrics, on_drain=self.drain)
-        metrics.registry.register(RankCollector(self._pool, options))
-        metrics.registry.register(ViewCollector(self._pool.roster, self._pool.sequences))
+        self._groups: dict[str, GroupServices] = {}  # by instance; "": the server is one
+        self._pool: RankPool | Fleet
+        if options.num_instances:
+            self._pool = fleet = Fleet(config, metrics, on_drain=self.drain)
+            fleet.on_instance.append(self._serve_instance)
+            metrics.registry.register(InstanceCollector(fleet, options))
+        else:
+            self._pool = pool = RankPool(config, metrics, on_drain=self.drain)
+            self._groups[""] = group = GroupServices(options, pool)
+            for collector in (
+                RankCollector(pool, options),
+                ViewCollector(pool.roster, pool.sequences),
+                DiagnosisCollector(group.diagnosis, config.num_ranks),
+                RebalanceCollector(group.rebalancer),
+            ):
+                metrics.registry.register(collector)
         model_dir = options.engine.model_dir
         tokenizer = None if options.skip_tokenizer_init else Tokenizer(model_dir)
         template = find_template(model_dir, tokenizer, options.chat_template) if tokenizer else None
@@ -87,13 +103,7 @@ class Frontend:
         )
         self._http = socket.socket(fileno=config.http_fd)
         self._notify_fd, self._board_fd = config.notify_fd, config.board_fd
-        self._diagnosis = Diagnosis(config.num_ranks, options.diagnose_dir, options.diagnose_log_bytes)
-        metrics.registry.register(DiagnosisCollector(self._diagnosis, config.num_ranks))
-        self._rebalancer = Rebalancer(options, self._pool, lambda: self._diagnosis.speeds_N)
-        metrics.registry.register(RebalanceCollector(self._rebalancer))
-        self._pool.elasticity.on_view.append(self._rebalancer.enter_view)
-        self._pool.elasticity.hand_over = self._rebalancer.hand_over
-        api = Api(options, self._pool, preparer, self._diagnosis, self._rebalancer, config.keys)
+        api = Api(options, self._pool, preparer, self._groups, config.keys)
         self._has_key = bool(config.keys.clients)
         app = with_origins(Traffic(api.app(), api.routes, metrics.registry), options.allowed_origins)
         self._server = _Server(
@@ -115,6 +125,14 @@ class Frontend:
         self._signalled: set[int | None] = set()
         self._hurry = asyncio.Event()
 
+    def _serve_instance(self, instance: Instance) -> None:
+        """An instance begins to load; a predecessor of its name is lost."""
+        name = instance.name.name
+        if name in self._groups:
+            self._groups[name].end()
+        self._groups[name] = GroupServices(self._options, instance.pool, name)
+        self._groups[name].start()
+
     async def run(self) -> int:
         """Returns the exit status when the ranks have left or are lost."""
         loop = asyncio.get_running_loop()
@@ -123,28 +141,34 @@ class Frontend:
         await self._pool.listen()
         serving = loop.create_task(self._server.serve(sockets=[self._http]))
         announcing = loop.create_task(self._announce())
-        diagnosing = loop.create_task(self._diagnosis.run(self._pool, self._options.diagnose_window_s))
-        rebalancing = loop.create_task(self._rebalancer.run())
-        elasticity = self._pool.elasticity
-        watching = [loop.create_task(elasticity.watch_processes())]
-        if self._board_fd is not None:
-            board = HostBoard(self._board_fd, self._pool.num_ranks)
-            watching.append(loop.create_task(elasticity.watch_lives(board)))
+        watching = [loop.create_task(watch) for watch in self._watches()]
         await self._pool.ended.wait()
-        diagnosing.cancel()
-        await self._diagnosis.close_last_window(self._pool)
+        for group in self._groups.values():
+            await group.close_window()
         status = 0
         if self._pool.state == "lost":
             status = 1
             if self._pool.ready.is_set():
                 await asyncio.sleep(_LOST_GRACE_S)
         announcing.cancel()
-        rebalancing.cancel()
+        for group in self._groups.values():
+            group.end()
         for task in watching:
             task.cancel()
         self._server.should_exit = True
         await serving
         return status
+
+    def _watches(self) -> Sequence[Coroutine]:
+        """What looks after the ranks until the end."""
+        if isinstance(self._pool, Fleet):
+            return [self._pool.watch()]
+        self._groups[""].start()
+        elasticity = self._pool.elasticity
+        watches = [elasticity.watch_processes()]
+        if self._board_fd is not None:
+            watches.append(elasticity.watch_lives(HostBoard(self._board_fd, self._pool.num_ranks)))
+        return watches
 
     async def _announce(self) -> None:
         await self._pool.ready.wait()
@@ -155,6 +179,8 @@ class Frontend:
         host = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         num = self._pool.num_ranks
         name, ranks = self._options.model_name, f"{num} rank{'' if num == 1 else 's'}"
+        if isinstance(self._pool, Fleet):
+            print(f"eprt instances: {', '.join(map(str, self._pool.living))}", flush=True)
         url = f"http{'s' if self._options.ssl_certfile else ''}://{host}:{port}"
         print(f"eprt serving {name} on {url}, {ranks}", flush=True)
         tell_service_manager(f"serving {name} on {url}, {ranks}", "READY=1")
@@ -198,7 +224,7 @@ class Frontend:
         else:
             _log.info("%s: stopping", reason)
         tell_service_manager(f"{reason}: running sequences: {pool.num_sequences}", "STOPPING=1")
-        quiet, hurry = asyncio.ensure_future(pool.quiet.wait()), asyncio.ensure_future(self._hurry.wait())
+        quiet, hurry = asyncio.ensure_future(pool.wait_quiet()), asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait((quiet, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for waiting in (quiet, hurry):
             waiting.cancel()
@@ -206,7 +232,8 @@ class Frontend:
             return
         if num_ended := pool.end_sequences():
             _log.warning("%d sequences did not finish in time; they end with finish_reason abort", num_ended)
-        await self._rebalancer.close()
+        for group in self._groups.values():
+            await group.rebalancer.close()
         pool.stop()
         try:
             await asyncio.wait_for(pool.ended.wait(), _LEAVE_TIMEOUT_S)

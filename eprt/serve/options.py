@@ -60,8 +60,37 @@ class ServeOptions:
     migration_timeout_s: float = 120.0  # deadline of each round of a migration
     max_lost_ranks: int = 0  # ranks that may be gone while the others serve on; 0: the first loss ends the server
     restart_lost_ranks: bool = False  # the launcher starts a process in the place of a rank that was lost
+    num_prefill: int = 0  # instances that compute prompts; 0 (and 0 decode instances): one group of ranks does all
+    num_decode: int = 0  # instances that go on behind the first token
+    prefill_ranks: int = 1  # of each prefill instance
+    decode_ranks: int = 1  # of each decode instance
+    # A decode instance computes a prompt itself where its prefix cache lacks no more tokens than this.
+    local_prefill_tokens: int = 256
+    handoff_timeout_s: float = 30.0  # how long pages are held; then the decode instance computes them itself
+    decode_balance: str = "step"  # how a decode instance is chosen: by "step", "kv" or "batch" (instances/scores.py)
+
+    @property
+    def num_instances(self) -> int:
+        """0: one group of ranks does all."""
+        return self.num_prefill + self.num_decode
+
+    @property
+    def instance_plan(self) -> list[tuple[str, str, int]]:
+        """Name, role and ranks of each instance of the start, in the order of their ranks."""
+        plan = [(f"prefill-{i}", "prefill", self.prefill_ranks) for i in range(self.num_prefill)]
+        return plan + [(f"decode-{i}", "decode", self.decode_ranks) for i in range(self.num_decode)]
 
 
+class InstanceName(msgspec.Struct, frozen=True):
+    """One of a server's instances: a group of ranks that computes by itself, and fails by itself."""
+
+    name: str  # "prefill-0"; its successor has the same
+    role: str  # of ROLES
+    incarnation: str  # of these processes and no others
+    num_ranks: int
+
+
+ROLES = ("prefill", "decode")
 # Each rank's host may have its own; the files are read where the frontend runs.
 _FILES = ("chat_template", "api_key_file", "admin_key_file", "ssl_certfile", "ssl_keyfile")
 _OF_ONE_RANK = ("model_dir", "model_name", "model_aliases", "bind", *_FILES)
@@ -117,6 +146,9 @@ class RankConfig(msgspec.Struct, frozen=True):
     token: str  # see FrontendConfig
     launcher_pid: int
     joins: bool = False  # the others serve already: this process takes the place of a rank that was lost
+    instance: InstanceName | None = None  # that the rank is part of; num_ranks and the board are its own
+    first_rank: int = 0  # ranks of this server on this host that are in other instances, before this one's
+    num_host_ranks: int = 0  # ranks of this server on this host, in all instances; 0: num_ranks
     variables: dict[str, str] = {}  # of eprt, in the launcher's environment
 
 

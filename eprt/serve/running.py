@@ -25,6 +25,7 @@ class RunningServer:
     """Starts on construction; `wait_ready` (or entering the block) returns when requests are served.
 
     Args:
+        num_ranks: 0 where the arguments say how many.
         arguments: more flags of `eprt serve`.
         under: "launcher" (python -m eprt.serve -n N) or "mpirun" (mpirun -n N python -m eprt.serve).
         variables: more environment variables.
@@ -42,7 +43,7 @@ class RunningServer:
     ):
         python = [sys.executable, "-m", "eprt.serve", "--model", str(model_dir), "--port", "0", *arguments]
         if under == "launcher":
-            command = [*python, "-n", str(num_ranks)]
+            command = [*python, *(["-n", str(num_ranks)] if num_ranks else [])]
         else:
             command = mpirun_command("-n", str(num_ranks), *python)
         self._output = tempfile.NamedTemporaryFile(prefix="eprt-server-", suffix=".log")  # noqa: SIM115

@@ -7,7 +7,7 @@ Knows nothing of who may call a route (entrance.py), of what a request means (op
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -24,10 +24,13 @@ from eprt.serve.anthropic.face import MessageFace
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.diagnosis.page import DiagnosisPage
 from eprt.serve.errors import ApiError, invalid
+from eprt.serve.group_services import GroupServices
 from eprt.serve.http.bodies import LONG_BODY, Bodies
 from eprt.serve.http.entrance import Entrance, error_response
 from eprt.serve.http.other_apis import refusal
 from eprt.serve.http.responses import EventStream, JsonResponse, unless_disconnected
+from eprt.serve.instances.document import instances_document
+from eprt.serve.instances.fleet import Fleet
 from eprt.serve.keys import NO_KEYS, ServerKeys
 from eprt.serve.openai.answer import Answer
 from eprt.serve.openai.extended_fields import ExtendedFields
@@ -37,7 +40,6 @@ from eprt.serve.openai.prepare import Preparer
 from eprt.serve.openai.tokenization import Tokenization
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks.pool import RankPool
-from eprt.serve.rebalance.rebalancer import Rebalancer
 from eprt.serve.responses.face import ResponseFace
 
 REQUEST_LOG = f"{__name__}.requests"  # the logger with a line for each request
@@ -50,14 +52,15 @@ class Api:
     def __init__(
         self,
         options: ServeOptions,
-        pool: RankPool,
+        pool: RankPool | Fleet,
         preparer: Preparer,
-        diagnosis: Diagnosis,
-        rebalancer: Rebalancer,
+        groups: Mapping[str, GroupServices],
         keys: ServerKeys = NO_KEYS,
     ):
-        self._options, self._pool, self._preparer, self._diagnosis = options, pool, preparer, diagnosis
-        self._rebalancer, self._keys = rebalancer, keys
+        """groups: by instance, as they come and go; "": the server is one."""
+        self._options, self._pool, self._preparer = options, pool, preparer
+        self._groups, self._keys = groups, keys
+        self._pages: dict[str, tuple[Diagnosis, DiagnosisPage]] = {}  # by instance, once somebody looks
         self._tokenization = Tokenization(preparer)
         self._completions, self._chat = CompletionFace(), ChatFace()
         self._responses, self._messages = ResponseFace(), MessageFace()
@@ -71,7 +74,7 @@ class Api:
         return Entrance(Starlette(routes=self.routes, exception_handlers=handlers), self._keys)  # type: ignore[arg-type]
 
     def _make_routes(self) -> list[Route]:
-        page = DiagnosisPage(self._diagnosis, lambda: self._pool.state == "serving")
+        of_instance = "/v1/eprt/instances/{instance:str}/diagnose/page"
         return [
             Route("/health", self.health),
             Route("/ping", self.health, methods=["GET", "POST"]),
@@ -91,8 +94,11 @@ class Api:
             Route("/v1/eprt/load", self.load),
             Route("/v1/eprt/placement", self.placement),
             Route("/v1/eprt/diagnose", self.diagnose),
-            Route("/v1/eprt/diagnose/page", page.redirect),
-            Route("/v1/eprt/diagnose/page/{path:path}", page.reply),
+            Route("/v1/eprt/diagnose/page", self.page_redirect),
+            Route("/v1/eprt/diagnose/page/{path:path}", self.page),
+            Route("/v1/eprt/instances", self.instances),
+            Route(of_instance, self.page_redirect),
+            Route(of_instance + "/{path:path}", self.page),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
             Route("/v1/eprt/ranks", self.ranks),
             Route("/v1/eprt/ranks/{rank:int}/retire", self.retire, methods=["POST"]),
@@ -251,14 +257,47 @@ class Api:
             status = "stalled"
             reason = "; ".join(f"{rank} has work and has been silent for {pool.stall_s:g} s" for rank in stalled)
         ranks = [
-            {"rank": r.rank, "pid": r.pid, "host": r.host, "loaded": r.info is not None, "lost": r.lost}
-            for _, r in sorted(pool.ranks.items())
+            {"rank": number, "pid": r.pid, "host": r.host, "loaded": r.info is not None, "lost": r.lost}
+            for number, r in sorted(pool.ranks.items())
         ]
         document = {"status": status, "reason": reason, "num_ranks": pool.num_ranks, "ranks": ranks}
         return JsonResponse(document, status_code=200 if status == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._pool.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # -- instances --
+
+    def _group(self, request: Request) -> GroupServices:
+        """Of the instance that ?instance= or the path names; of the only one without."""
+        name = request.path_params.get("instance") or request.query_params.get("instance", "")
+        if name not in self._groups:
+            there_are = ", ".join(sorted(filter(None, self._groups)))
+            want = f"must be one of {there_are}" if there_are else "this server is one group of ranks; leave it out"
+            raise invalid("instance", f"instance={name!r}: {want}")
+        return self._groups[name]
+
+    async def instances(self, request: Request) -> Response:
+        """Each instance: its role, state and load; and what was handed from one to another."""
+        if not isinstance(self._pool, Fleet):
+            message = "this server is one group of ranks: it was started without --prefill and --decode"
+            raise ApiError(404, message, code="not_found")
+        return JsonResponse(instances_document(self._pool))
+
+    async def page_redirect(self, request: Request) -> Response:
+        return await self._page(request).redirect(request)
+
+    async def page(self, request: Request) -> Response:
+        return await self._page(request).reply(request)
+
+    def _page(self, request: Request) -> DiagnosisPage:
+        """Of the instance's present ranks."""
+        name, diagnosis = request.path_params.get("instance", ""), self._group(request).diagnosis
+        before, page = self._pages.get(name, (None, None))
+        if page is None or before is not diagnosis:
+            page = DiagnosisPage(diagnosis, lambda: self._pool.state == "serving")
+            self._pages[name] = diagnosis, page
+        return page
 
     # -- expert parallelism --
 
@@ -267,43 +306,46 @@ class Api:
         wanted = request.query_params.get("format", "json")
         if wanted not in ("json", "npz"):
             raise invalid("format", f"format={wanted!r}: must be json or npz")
+        rebalancer = self._group(request).rebalancer
         if wanted == "json":
-            return JsonResponse(self._rebalancer.load_document())
+            return JsonResponse(rebalancer.load_document())
         head = {"content-disposition": 'attachment; filename="load.npz"'}
-        return Response(await self._rebalancer.load_file(), media_type="application/octet-stream", headers=head)
+        return Response(await rebalancer.load_file(), media_type="application/octet-stream", headers=head)
 
     async def placement(self, request: Request) -> Response:
         """Which logical expert each physical slot holds, in the shape of a placement file."""
-        return JsonResponse(self._rebalancer.placement_document())
+        return JsonResponse(self._group(request).rebalancer.placement_document())
 
     async def diagnose(self, request: Request) -> Response:
         """Findings about slow ranks and links; with ?since=W also the windows after number W."""
-        since = request.query_params.get("since")
+        since, diagnosis = request.query_params.get("since"), self._group(request).diagnosis
         if since is None:
-            return JsonResponse(self._diagnosis.findings())
+            return JsonResponse(diagnosis.findings())
         try:
-            records = self._diagnosis.records(int(since))
+            records = diagnosis.records(int(since))
         except ValueError:
             raise invalid("since", f"since={since!r}: must be a window number") from None
         # Seconds of work for hundreds of ranks; no stream must wait for it.
         lines = await asyncio.to_thread(lambda: [msgspec.Raw(record.to_line().encode()) for record in records])
-        return JsonResponse({**self._diagnosis.findings(), "records": lines})
+        return JsonResponse({**diagnosis.findings(), "records": lines})
 
     async def rebalance(self, request: Request) -> Response:
         """GET: mode, the latest migration, decisions. POST: move to a placement, plan one, cancel, or set the mode."""
+        rebalancer = self._group(request).rebalancer
         if request.method == "POST":
             async with self._bodies.read(request) as body:
-                return JsonResponse(await self._rebalancer.post(body), status_code=202)
-        return JsonResponse(self._rebalancer.status())
+                return JsonResponse(await rebalancer.post(body), status_code=202)
+        return JsonResponse(rebalancer.status())
 
     async def ranks(self, request: Request) -> Response:
         """Each slot: its state, since when, and the process that has it."""
-        return JsonResponse(self._pool.elasticity.document())
+        return JsonResponse(self._group(request).pool.elasticity.document())
 
     async def retire(self, request: Request) -> Response:
         """Lets a rank leave; follow it with GET /v1/eprt/ranks."""
         self._pool.check_open()
-        return JsonResponse(self._pool.elasticity.retire(request.path_params["rank"]), status_code=202)
+        elasticity = self._group(request).pool.elasticity
+        return JsonResponse(elasticity.retire(request.path_params["rank"]), status_code=202)
 
 
 def _rename(request: Request, parsed: Any) -> str:

@@ -94,6 +94,8 @@ class Channel:
     def __init__(self, sock: socket.socket, hello: Hello):
         self._sock, self._unpacker, self._unsent = sock, Unpacker(ToRank), bytearray()
         self._watched: dict[int, str] = {}  # descriptor of a process -> the reason to stop when it ends
+        self._wakers: set[int] = set()  # descriptors
+        self.was_woken = False  # a waker ended the latest `receive`
         self._signal_pipe = (-1, -1)
         sock.setblocking(False)
         self._poll = select.poll()
@@ -110,6 +112,18 @@ class Channel:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in signals:
             signal.signal(number, lambda taken, frame: self.stop_reasons.append(signal.Signals(taken).name))
+
+    def add_waker(self) -> Callable[[], None]:
+        """What it returns wakes `receive`, from any thread."""
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakers.add(fd)
+        self._poll.register(fd, select.POLLIN)
+
+        def wake() -> None:
+            with contextlib.suppress(BlockingIOError):  # it is awake
+                os.eventfd_write(fd, 1)
+
+        return wake
 
     def watch_starters(self) -> None:
         """From now on the end of mpirun, or of the launcher that started it, wakes `receive` and is appended to
@@ -154,10 +168,15 @@ class Channel:
         """Messages that have arrived. 0: do not wait. None: sleep until something (a signal too) arrives."""
         events = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
         messages: list[ToRank] = []
+        self.was_woken = False
         for fd, event in events:
             if fd in self._watched:
                 self.stop_reasons.append(self._watched[fd])
                 self._unwatch()  # the other one ends next, which must not count as a second signal
+                continue
+            if fd in self._wakers:
+                os.eventfd_read(fd)
+                self.was_woken = True
                 continue
             if fd != self._sock.fileno():
                 if fd == self._signal_pipe[0]:

@@ -31,7 +31,7 @@ _LIFE_LOOK_S = 0.02
 _STOPPED_LOOKS = 4  # that must find a process stopped
 _LOADS = 10  # times as long as a Suspend a Resume may take: experts are read
 # What differs between ranks of one server, or changes while it runs.
-_OWN_INFO = ("expert_of_slot", "kv_tokens")
+_OWN_INFO = ("expert_of_slot", "kv_tokens", "page_owner")
 
 
 class Pool(Protocol):

@@ -25,6 +25,7 @@ from eprt.serve.key_sources import read_keys
 from eprt.serve.keys import ServerKeys
 from eprt.serve.options import SERVING, FrontendConfig, OptionError, RankConfig, ServeOptions, make_diagnose_dir
 from eprt.serve.ranks.channel import bind_http, listen
+from eprt.serve.ranks.instance_slots import InstanceSlots
 from eprt.serve.ranks.join_door import JoinDoor
 from eprt.serve.ranks.processes import start_frontend
 from eprt.serve.ranks.recovery import CapacityError, check_capacity
@@ -72,8 +73,11 @@ class _HostLauncher:
         config = RankConfig(
             options, 0, self._num_ranks, board.fd, endpoint, token, os.getpid(), variables=env.eprt_variables()
         )
-        self._slots = RankSlots(config, board)
+        self._slots: RankSlots | InstanceSlots = RankSlots(config, board)
         self._door = JoinDoor(self._slots, http.getsockname()[1]) if options.max_lost_ranks else None
+        if options.num_instances:
+            self._slots = InstanceSlots(config)
+        self._survives = options.max_lost_ranks > 0 or options.num_instances > 0  # a lost rank may not end the server
         self._notices, notify = os.pipe2(os.O_CLOEXEC)
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._caught_s: list[float] = []  # when signals came
@@ -100,8 +104,7 @@ class _HostLauncher:
 
     def run(self) -> int:
         try:
-            for rank in range(self._num_ranks):
-                self._slots.start(rank)
+            self._slots.start_all()
             while self._frontend.poll() is None:
                 self._sleep()
                 self._forward_signals()
@@ -145,10 +148,10 @@ class _HostLauncher:
     def _on_end(self, end: RankEnd) -> None:
         if self._caught_s:
             return
-        if self._serves and self._options.max_lost_ranks:
+        if self._serves and self._survives:
             line = f"eprt: {end}"
             if end.status not in (0, _REFUSED) and self._options.restart_lost_ranks:
-                line += f"; it is started again in {self._slots.plan_restart(end.rank):g} s"
+                line += f"; it is started again in {self._slots.plan_restart(end):g} s"
             print_line(line)
         elif self._ends_by_s is None:
             self._lost, self._ends_by_s = end, time.monotonic() + _FRONTEND_NOTICES_S
@@ -169,7 +172,7 @@ class _HostLauncher:
         if self._frontend.poll() is None:
             self._frontend.kill()
             self._frontend.wait()
-        while self._slots.pid_of_rank:
+        while self._slots.num_running:
             self._slots.reap()
             time.sleep(0.005)
 
@@ -179,7 +182,7 @@ class _HostLauncher:
         self._slots.send_signal(signal.SIGUSR1)
         deadline_s = time.monotonic() + (_RANKS_LEAVE_S if status == 0 else 1.0)
         ends: list[RankEnd] = []
-        while self._slots.pid_of_rank and time.monotonic() < deadline_s:
+        while self._slots.num_running and time.monotonic() < deadline_s:
             ends += self._slots.reap()
             with contextlib.suppress(InterruptedError):
                 select.select([self._wake_reader], [], [], 0.05)

@@ -45,6 +45,8 @@ def run(options: ServeOptions) -> int:
     launched_rank = env.launched_rank()
     if options.max_lost_ranks:
         raise OptionError("--max-lost-ranks: needs ranks that eprt starts on one host; leave out mpirun")
+    if options.num_instances:
+        raise OptionError("--decode: needs instances that eprt starts on one host; leave out mpirun")
     check_device(options)
     http, keys = None, ServerKeys()
     if not launched_rank:
@@ -77,14 +79,16 @@ def run_launched(config: RankConfig) -> int:
     """The same as a rank of eprt's launcher, on which nothing depends but this rank."""
     _start_logging()
     sock = connect(config.endpoint, timeout_s=env.get("EPRT_TIMEOUT_S"))
-    channel = Channel(sock, Hello(config.token, config.rank, os.getpid(), socket.gethostname()))
+    channel = Channel(sock, Hello(config.token, config.rank, os.getpid(), socket.gethostname(), config.instance))
     try:
         _leave_on_signals(channel)
         channel.watch_process("the launcher", config.launcher_pid)
         board = HostBoard(config.board_fd, config.num_ranks)
         elastic = config.options.max_lost_ranks > 0
         group = EPGroup.from_host(board, config.rank, joins=config.joins, elastic=elastic)
-        worker.serve(config.options, group, channel)
+        if config.num_host_ranks:
+            group.num_ranks_on_host = config.num_host_ranks
+        worker.serve(config.options, group, channel, config.first_rank)
     except FrontendLostError:
         os._exit(1)  # the launcher tells why; other ranks may be inside a step that waits for this one
     except OptionError as error:  # the frontend does not take it in

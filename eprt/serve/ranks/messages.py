@@ -7,7 +7,12 @@ it), so no rank sleeps through a wake-up.
 
 Where ranks may be lost (--max-lost-ranks), the frontend takes the ranks from one view to the next (roster.py):
 Suspend to each that takes part in the next view, Suspended from all, Resume to each, Resumed from all, Go to each. A
-later Suspend, with a larger number, makes an earlier one void. Knows nothing of sockets (channel.py).
+later Suspend, with a larger number, makes an earlier one void.
+
+Between instances (--prefill, --decode) a request that was added with hands_over goes on elsewhere: Held from the rank
+that has its pages, Adopt to a rank of another instance, Arrived from there; then StartAdopted(seq) to that rank, a Wake
+to its peers, and AbortRequest to the first rank, which lets the pages go. The number comes after the pages, because a
+rank with a number that it has not seen does not sleep. Knows nothing of sockets (channel.py).
 """
 
 import struct
@@ -17,6 +22,18 @@ import msgspec
 from eprt.engine.outputs import EngineStats, TokenOutput
 from eprt.engine.sampling_params import SamplingParams
 from eprt.ep.migration.job import MigrationJob
+from eprt.kv.reader import HeldPages
+from eprt.serve.options import InstanceName
+
+
+class HandoffTerms(msgspec.Struct, frozen=True):
+    """What must be equal in instances that hand each other requests. Names are those that a refusal tells."""
+
+    model: str  # fingerprint of the checkpoint
+    page_size: int
+    cache_format: str  # of the KV cache
+    drafts: int  # --num-speculative-tokens
+    version: str  # of eprt
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -31,6 +48,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     expert_of_slot: list[list[int]]  # per MoE layer: the logical expert in each slot of this rank at first, -1: none
     spare_experts: int = 0  # experts that may be on their way to this rank at once, 0 where experts cannot move
     expert_bytes: int = 0  # of one expert's weights and scales, in the layer where it has most
+    terms: HandoffTerms | None = None  # None: its requests stay in this instance
+    page_owner: str = ""  # PageSource.owner of this rank's pages
 
 
 class SlotTotals(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +86,27 @@ class AddRequest(_Message, frozen=True):
     params: SamplingParams
     sample_idx: int = 0
     generated: list[int] = []  # by a rank that is gone: the request goes on behind them
+    hands_over: bool = False  # after one more token it goes on in another instance; answer with Held
+
+
+class Adopt(_Message, frozen=True):
+    """Pull these pages, and answer with Arrived; the request runs once StartAdopted names it."""
+
+    request: AddRequest  # its number says nothing here; its last generated token is the first that the pages lack
+    held: HeldPages
+
+
+class StartAdopted(_Message, frozen=True):
+    """Run a request that has arrived. Ids of requests that have ended are fine."""
+
+    seq: int
+    request_id: str
+
+
+class ForgetSource(_Message, frozen=True):
+    """Pages of this owner are read no more: its process is gone."""
+
+    owner: str
 
 
 class Wake(_Message, frozen=True):
@@ -147,6 +187,7 @@ class Hello(_Message, frozen=True):
     rank: int
     pid: int
     host: str
+    instance: InstanceName | None = None  # that the rank is part of; None: the server is one
 
 
 class Ready(_Message, frozen=True):
@@ -162,6 +203,21 @@ class StepReport(_Message, frozen=True):
     # Now and then, and always when the rank has become idle.
     stats: EngineStats | None = None
     waits: WaitTotals | None = None
+
+
+class Held(_Message, frozen=True):
+    """A request has the token that was asked for, and goes on elsewhere; its pages stay until AbortRequest."""
+
+    request_id: str
+    held: HeldPages
+
+
+class Arrived(_Message, frozen=True):
+    """The pages of an adopted request are here, or cannot be: then the request is forgotten here."""
+
+    request_id: str
+    num_pulled: int = 0  # pages that were copied; the prefix cache had the others
+    error: str = ""
 
 
 class RoutingReply(_Message, frozen=True):
@@ -221,6 +277,9 @@ class Bye(_Message, frozen=True):
 
 ToRank = (
     AddRequest
+    | Adopt
+    | StartAdopted
+    | ForgetSource
     | Wake
     | AbortRequest
     | Migrate
@@ -234,7 +293,19 @@ ToRank = (
     | Go
 )
 ToFrontend = (
-    Hello | Ready | StepReport | RoutingReply | Drain | BrokenInvariant | Fatal | Lost | Suspended | Resumed | Bye
+    Hello
+    | Ready
+    | StepReport
+    | Held
+    | Arrived
+    | RoutingReply
+    | Drain
+    | BrokenInvariant
+    | Fatal
+    | Lost
+    | Suspended
+    | Resumed
+    | Bye
 )
 
 _LENGTH = struct.Struct("<I")

@@ -16,14 +16,14 @@ from eprt.serve.series import series, series_per_rank
 
 _MAX_EXPERT_SERIES = 4096
 # name, text, attribute of EngineStats
-_GAUGES = (
+GAUGES = (
     ("eprt_requests_running", "Sequences the rank computes", "num_running_now"),
     ("eprt_queue_length", "Sequences that wait on the rank", "num_waiting_now"),
     ("eprt_kv_pages_used", "KV pages owned by sequences", "kv_pages_used_now"),
     ("eprt_kv_pages", "All KV pages", "kv_pages_total"),
     ("eprt_last_step_seconds", "Duration of the latest step", "last_step_s"),
 )
-_COUNTERS = (
+COUNTERS = (
     ("eprt_steps", "Steps that computed", "num_steps"),
     ("eprt_device_gaps", "Pauses of the GPU between two steps", "num_gaps"),
     ("eprt_device_gap_seconds", "Sum of these pauses: the GPU waited for the host", "gap_s"),
@@ -48,7 +48,7 @@ class RankCollector:
         pool = self._pool
         yield GaugeMetricFamily("eprt_up", "1 while new requests are taken", value=pool.state == "serving")
         yield GaugeMetricFamily("eprt_sequences", "Sequences handed to the ranks and not ended", pool.num_sequences)
-        yield from series_per_rank(_COUNTERS, _GAUGES, ((stats.rank, stats) for stats in pool.stats))
+        yield from series_per_rank(COUNTERS, GAUGES, ((stats.rank, stats) for stats in pool.stats))
         yield from self._expert_load()
         yield from self._under_vllms_names()
 

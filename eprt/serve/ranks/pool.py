@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from eprt import env
 from eprt.engine.outputs import EngineStats
@@ -31,10 +32,32 @@ from eprt.serve.ranks.sequences import Add, Sequences
 _log = logging.getLogger(__name__)
 
 
-class RankPool:
-    """All ranks of one server. on_drain(reason, rank) is called when a rank was told to stop."""
+class HandoffEvents(Protocol):
+    """Who moves sequences between the pools of several instances."""
 
-    def __init__(self, config: FrontendConfig, metrics: RequestMetrics, on_drain: Callable[[str, int], None]):
+    def on_handoff(self, pool: "RankPool", rank: Rank, message: msg.Held | msg.Arrived) -> None: ...
+
+    def rescue_sequences(self, pool: "RankPool") -> int:
+        """The pool is lost: takes its sequences elsewhere, as far as there is anywhere, and says how many."""
+        ...
+
+
+class RankPool:
+    """All ranks of one server, or of one of its instances.
+
+    Args:
+        on_drain: called with a reason and a rank when a rank was told to stop.
+        prefix, first_rank: as in Sequences.
+    """
+
+    def __init__(
+        self,
+        config: FrontendConfig,
+        metrics: RequestMetrics,
+        on_drain: Callable[[str, int], None],
+        prefix: str = "",
+        first_rank: int = 0,
+    ):
         engine = config.options.engine
         self.num_ranks, self.metrics = config.num_ranks, metrics
         self.ranks: dict[int, Rank] = {}  # the latest that had each slot's place in a view
@@ -44,11 +67,13 @@ class RankPool:
         self.ready = asyncio.Event()  # all ranks have loaded
         self.ended = asyncio.Event()  # all ranks have left, or are lost
         self.router = Router(config.num_ranks, engine.max_running + engine.max_queue, engine.page_size)
-        self.sequences = Sequences(self.router, metrics, self.next_seq, engine.seed)
+        self.sequences = Sequences(self.router, metrics, self.next_seq, engine.seed, prefix, first_rank)
         self.quiet = self.sequences.quiet  # no sequence runs
         self.max_sequences = config.num_ranks * self.router.max_requests_per_rank
         self.roster = Roster(config.num_ranks, self._send, lambda: self.infos[0].num_experts)
         self.elasticity = Elasticity(self, config.options)
+        self.name = ""  # for lines to the operator, where the server has several pools
+        self.handoffs: HandoffEvents | None = None  # likewise
         self._token, self._on_drain = config.token, on_drain
         # A plain mpirun that is told to stop warns its ranks, and kills them all 0.25 s later.
         self._killed_soon = False
@@ -108,6 +133,10 @@ class RankPool:
             raise ApiError(429, message, code="queue_full", kind="rate_limit_error", retry_after_s=retry_s) from None
         self.send_numbered(adds)
         return generation
+
+    async def wait_quiet(self) -> None:
+        """Until no sequence runs."""
+        await self.quiet.wait()
 
     def next_seq(self) -> int:
         self._seq += 1
@@ -194,6 +223,7 @@ class RankPool:
             return
         if isinstance(who, Rank):
             who.lost = True
+        num_moved = 0 if self.handoffs is None else self.handoffs.rescue_sequences(self)
         killed = self.state == "draining" and self._killed_soon
         if killed:
             who, what, details = "the ranks", "were ended before running requests were done (use -n to drain)", ""
@@ -205,7 +235,8 @@ class RankPool:
         if not killed or generations:
             num = len(generations)
             count = f"; {num} request{'' if num == 1 else 's'} ended with an error" if self.ready.is_set() else ""
-            print_line(f"eprt: {who} {what}{count}{': ' if details else ''}{details}")
+            count = f"; {num_moved} sequences go on elsewhere" if num_moved else count
+            print_line(f"eprt: {self.name}{who} {what}{count}{': ' if details else ''}{details}")
         self.ended.set()
 
     # -- from the ranks --
@@ -225,6 +256,9 @@ class RankPool:
                     self.elasticity.on_loaded(rank)
                 elif len(self.ranks) == self.num_ranks and all(r.info for r in self.ranks.values()):
                     self._open(info)
+            case msg.Held() | msg.Arrived():
+                if self.handoffs is not None:
+                    self.handoffs.on_handoff(self, rank, message)
             case msg.RoutingReply():
                 if rank.routing is not None and not rank.routing.done():
                     rank.routing.set_result(message)

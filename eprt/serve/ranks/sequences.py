@@ -32,7 +32,7 @@ class _PromptSequences:
 
 
 @dataclass(slots=True)
-class _RunningSequence:
+class RunningSequence:
     """One sequence under way."""
 
     generation: Generation  # that the sequence belongs to
@@ -46,23 +46,35 @@ class _RunningSequence:
     first_token_s: float | None = None
     last_token_s: float | None = None
     generated: list[int] = field(default_factory=list)  # tokens that the client has
+    num_ahead: int = 0  # tokens that its rank had to compute before its first one, as far as is known; 0: not counted
 
 
 class Sequences:
-    """All sequences of one server.
+    """All sequences of one group of ranks.
 
     Args:
         next_seq: numbers a message (messages.py).
         seed: of the seeds for requests that bring none.
+        prefix: of request ids, where another group of the server numbers its own.
+        first_rank: what is added to the ranks' numbers in metrics.
     """
 
-    def __init__(self, router: Router, metrics: RequestMetrics, next_seq: Callable[[], int], seed: int):
+    def __init__(
+        self,
+        router: Router,
+        metrics: RequestMetrics,
+        next_seq: Callable[[], int],
+        seed: int,
+        prefix: str = "",
+        first_rank: int = 0,
+    ):
         self.router = router
         self.quiet = asyncio.Event()  # no sequence runs
         self.quiet.set()
         self.num_moved = 0
         self._metrics, self._next_seq = metrics, next_seq
-        self._running: dict[str, _RunningSequence] = {}
+        self._prefix, self._first_rank = prefix, first_rank
+        self._running: dict[str, RunningSequence] = {}
         self._seeds = random.Random(seed)
 
     def __len__(self) -> int:
@@ -73,27 +85,32 @@ class Sequences:
         generation: Generation,
         prompts: Sequence[tuple[list[int], SamplingParams]],
         cache_key: str | None = None,
+        hands_over: bool = False,
     ) -> list[Add]:
-        """params.n sequences of each prompt, and what to send. All or none: QueueFullError. cache_key: as in Router."""
+        """params.n sequences of each prompt, and what to send. All or none: QueueFullError. cache_key: as in Router.
+        hands_over: as in AddRequest."""
         adds: list[Add] = []
         siblings: list[_PromptSequences] = []  # of each add
+        first = len(generation.request_ids)
         try:
             for token_ids, params in prompts:
                 siblings += [_PromptSequences(params.n)] * params.n
                 params = replace(params, seed=self._seeds.getrandbits(63)) if params.seed is None else params
                 for sample_idx in range(params.n):
                     seq = self._next_seq()
-                    request_id = str(seq)
+                    request_id = f"{self._prefix}{seq}"
                     rank = self.router.assign(request_id, token_ids, cache_key)
                     generation.request_ids.append(request_id)
-                    adds.append((rank, AddRequest(seq, request_id, token_ids, params, sample_idx)))
+                    add = AddRequest(seq, request_id, token_ids, params, sample_idx, hands_over=hands_over)
+                    adds.append((rank, add))
         except QueueFullError:
-            for request_id in generation.request_ids:
-                self.router.release(request_id)
+            for _, add in adds:
+                self.router.release(add.request_id)
+            del generation.request_ids[first:]
             raise
         now_s = time.monotonic()
-        for index, (rank, add) in enumerate(adds):
-            self._running[add.request_id] = _RunningSequence(generation, index, rank, add, siblings[index], now_s)
+        for index, ((rank, add), prompt) in enumerate(zip(adds, siblings), first):
+            self._running[add.request_id] = RunningSequence(generation, index, rank, add, prompt, now_s)
         self.quiet.clear()
         return adds
 
@@ -110,6 +127,32 @@ class Sequences:
         self.num_moved += len(adds)
         return adds
 
+    # -- between groups of ranks --
+
+    def find(self, request_id: str) -> RunningSequence | None:
+        return self._running.get(request_id)
+
+    def take_out(self, request_id: str) -> RunningSequence | None:
+        """The sequence goes on in another group; None where it has ended."""
+        sequence = self._running.pop(request_id, None)
+        self.router.release(request_id)
+        if not self._running:
+            self.quiet.set()
+        return sequence
+
+    def take_in(self, sequence: RunningSequence, *, numbered: bool = True, hands_over: bool = False) -> Add:
+        """The sequence goes on here, behind what its client has; its rank, and what to send. numbered: else the message
+        is for Adopt, and the number follows. hands_over: as in AddRequest."""
+        request, generated = sequence.request, list(sequence.generated)
+        sequence.rank = self.router.reassign(request.request_id, request.prompt_token_ids + generated)
+        self._running[request.request_id] = sequence
+        self.quiet.clear()
+        seq = self._next_seq() if numbered else 0
+        return sequence.rank, msgspec.structs.replace(request, seq=seq, generated=generated, hands_over=hands_over)
+
+    def request_ids(self) -> list[str]:
+        return list(self._running)
+
     def num_on(self, rank: int) -> int:
         return sum(sequence.rank == rank for sequence in self._running.values())
 
@@ -125,9 +168,9 @@ class Sequences:
             if sequence.first_token_s is None:
                 sequence.first_token_s, sequence.queued_s = now_s, output.queued_s
                 sequence.num_cached = output.num_cached_tokens
-                self._metrics.observe_token(rank, waited_s, is_first=True)
+                self._metrics.observe_token(self._first_rank + rank, waited_s, is_first=True)
             else:
-                self._metrics.observe_token(rank, waited_s, is_first=False)
+                self._metrics.observe_token(self._first_rank + rank, waited_s, is_first=False)
             sequence.last_token_s = now_s
             sequence.generated.append(output.token_id)
         if output.finish_reason is not None:
@@ -146,7 +189,7 @@ class Sequences:
         self._count_end(sequence, reason)
         return sequence.rank
 
-    def _count_end(self, sequence: _RunningSequence, reason: str) -> None:
+    def _count_end(self, sequence: RunningSequence, reason: str) -> None:
         params, num_generated, siblings = sequence.request.params, len(sequence.generated), sequence.siblings
         ended = EndedSequence(
             reason=reason,
@@ -160,11 +203,12 @@ class Sequences:
             last_token_s=sequence.last_token_s,
             ended_s=time.monotonic(),
         )
-        self._metrics.vllm.observe_end(sequence.rank, ended)
+        rank = self._first_rank + sequence.rank
+        self._metrics.vllm.observe_end(rank, ended)
         siblings.num_open -= 1
         siblings.most_generated = max(siblings.most_generated, num_generated)
         if not siblings.num_open:
-            self._metrics.vllm.observe_prompt(sequence.rank, params.n, siblings.most_generated)
+            self._metrics.vllm.observe_prompt(rank, params.n, siblings.most_generated)
 
     def abort_all(self) -> list[tuple[int, str]]:
         """Gives each a last output with finish_reason "abort"; returns (rank, request id) of each."""

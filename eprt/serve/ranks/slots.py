@@ -58,11 +58,13 @@ class RankEnd:
     rank: int
     pid: int
     status: int  # exit status, negative for a signal
+    instance: str = ""  # that the rank was part of, where the server has several
 
     def __str__(self) -> str:
         how = f": killed by signal {-self.status}" if self.status < 0 else ""
         how = f": exit status {self.status}" if self.status > 0 else how
-        return f"rank {self.rank} (pid {self.pid}) ended{how}"
+        where = f"{self.instance}, " if self.instance else ""
+        return f"{where}rank {self.rank} (pid {self.pid}) ended{how}"
 
 
 class RankSlots:
@@ -88,6 +90,15 @@ class RankSlots:
     def config_of(self, rank: int, *, joins: bool) -> RankConfig:
         return msgspec.structs.replace(self._config, rank=rank, joins=joins)
 
+    @property
+    def num_running(self) -> int:
+        return len(self._processes)
+
+    def start_all(self) -> None:
+        """The ranks of the start."""
+        for rank in range(self._config.num_ranks):
+            self.start(rank)
+
     def start(self, rank: int, *, joins: bool = False) -> None:
         """Starts a rank's process."""
         self.add_process(rank, start_rank(self.config_of(rank, joins=joins)))
@@ -108,12 +119,11 @@ class RankSlots:
                 ends.append(RankEnd(rank, process.pid, status))
         return ends
 
-    def plan_restart(self, rank: int) -> float:
+    def plan_restart(self, end: RankEnd) -> float:
         """Lets restart_due start the rank again after a delay, which is returned. It grows with each loss of the slot,
         until a process there has lasted for the longest delay."""
-        lasted_s = time.monotonic() - self._started_s[rank]
-        last_s = 0.0 if lasted_s > LONGEST_DELAY_S else self._delay_s.get(rank, 0.0)
-        self._delay_s[rank] = delay_s = min(max(2 * last_s, FIRST_DELAY_S), LONGEST_DELAY_S)
+        rank, lasted_s = end.rank, time.monotonic() - self._started_s[end.rank]
+        self._delay_s[rank] = delay_s = next_delay_s(self._delay_s.get(rank, 0.0), lasted_s)
         self._due_s[rank] = time.monotonic() + delay_s
         return delay_s
 
@@ -125,3 +135,8 @@ class RankSlots:
     def send_signal(self, number: signal.Signals) -> None:
         for process in self._processes.values():
             process.send_signal(number)
+
+
+def next_delay_s(latest_s: float, lasted_s: float) -> float:
+    """Until the next restart. latest_s: until the one before, 0 for none. lasted_s: how long the process was there."""
+    return min(max(2 * (0.0 if lasted_s > LONGEST_DELAY_S else latest_s), FIRST_DELAY_S), LONGEST_DELAY_S)

@@ -4,20 +4,18 @@ Knows the engine and the channel; nothing of HTTP, text or other ranks' requests
 """
 
 import contextlib
-import gc
 import logging
 import os
 import signal
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 
-from eprt.engine.outputs import StepResult, TokenOutput
+from eprt.engine.outputs import HandoffEvent, StepResult, TokenOutput
 from eprt.serve.options import OptionError, ServeOptions
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.channel import Channel, FrontendLostError
-from eprt.serve.ranks.loading import loading_progress
+from eprt.serve.ranks.start_engine import load
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +54,7 @@ class Worker:
         self._go: msg.Go | None = None
         self._boundary: msg.Suspend | None = None  # to be done when all ranks know of it
         self._view = 0  # number of the latest view that this rank was told of
+        engine.handoff.wake = channel.add_waker()
         if survives:
             engine.group.interrupt = self._look_for_suspend
             engine.membership.watch_losses()
@@ -111,11 +110,15 @@ class Worker:
         """Blocks until the frontend numbers a new request (True), or something smaller has happened (False)."""
         seen_seq = self._seen_seq
         messages = self._receive(_QUIET_BEFORE_CHECK_S)
-        if not messages and not self._channel.stop_reasons:
+        if not (messages or self._channel.stop_reasons or self._channel.was_woken):
             self._check_integrity()
             messages = self._receive(None)
         self._handle_messages(messages)
-        return self._seen_seq > seen_seq
+        if self._seen_seq > seen_seq:
+            return True
+        if self._engine.handoff.source is not None:  # pages come and go while no step is taken
+            self._channel.send(msg.StepReport([], self._engine.stats()))
+        return False
 
     def _handle_messages(self, messages: list[msg.ToRank]) -> None:
         for message in messages:
@@ -123,6 +126,13 @@ class Worker:
                 case msg.AddRequest():
                     self._add_request(message)
                     self._seen_seq = message.seq
+                case msg.Adopt():
+                    self._adopt_request(message)
+                case msg.StartAdopted(seq, request_id):
+                    self._engine.handoff.start_request(request_id)
+                    self._seen_seq = seq
+                case msg.ForgetSource(owner):
+                    self._engine.handoff.forget_source(owner)
                 case msg.Wake(seq):
                     self._seen_seq = seq
                 case msg.AbortRequest(request_id):
@@ -151,6 +161,8 @@ class Worker:
                     self._go = message
                 case msg.Refused(reason):
                     raise OptionError(reason)
+        for event in self._engine.handoff.advance():
+            self._channel.send(_handoff_message(event))
         # One by one: a signal may append another between any two instructions.
         while self._channel.stop_reasons:
             self._channel.send(msg.Drain(self._channel.stop_reasons.pop(0)))
@@ -223,10 +235,20 @@ class Worker:
                 message.params,
                 sample_idx=message.sample_idx,
                 generated=message.generated,
+                hands_over=message.hands_over,
             )
         except (ValueError, RuntimeError) as error:
             refused = TokenOutput(message.request_id, token_id=-1, finish_reason="abort", error=str(error))
             self._channel.send(msg.StepReport([refused]))
+
+    def _adopt_request(self, message: msg.Adopt) -> None:
+        new = message.request
+        try:
+            self._engine.intake.offer_request(
+                new.request_id, new.prompt_token_ids, new.params, new.sample_idx, new.generated, message.held
+            )
+        except ValueError as error:
+            self._channel.send(msg.Arrived(new.request_id, error=str(error)))
 
     def _report(self, outputs: list[TokenOutput], idle: bool) -> None:
         now_s = time.monotonic()
@@ -248,44 +270,10 @@ class Worker:
             self._channel.send(msg.BrokenInvariant(str(error)))
 
 
-def wait_admitted(channel: Channel) -> None:
-    """A rank that joins may touch its slot's memory once the others have left the lost rank's last view."""
-    while True:
-        for message in channel.receive(None):
-            if isinstance(message, msg.Refused):
-                raise OptionError(message.message)
-            if isinstance(message, msg.Admit):
-                return
-
-
-def load(options: ServeOptions, group, channel: Channel):
-    """This rank's engine, ready to step. Collective, but for a rank that joins. Rank 0 shows its progress."""
-    from eprt.bind import bind as bind_to_cores
-
-    if group.joins:
-        wait_admitted(channel)
-    config, binding = options.engine, bind_to_cores(options.bind, group.allgather)
-    level = logging.INFO if group.rank == 0 else logging.DEBUG
-    _log.log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
-    from eprt.engine.engine import Engine
-    from eprt.engine.memory_plan import tell_memory
-
-    # The frontend's router alone limits the queue: between two steps the engine may see more requests waiting than
-    # max_queue, because those that it will admit in its next step still count as waiting.
-    # Where ranks may be lost, any of them may be given the requests of the others.
-    num_ranks = group.size if options.max_lost_ranks else 1
-    config = replace(config, max_queue=num_ranks * (config.max_queue + config.max_num_seqs))
-    tell_memory(config, group)
-    with loading_progress() if group.rank == 0 else contextlib.nullcontext() as show:
-        engine = Engine(config, group, progress=show)
-    if options.max_lost_ranks:
-        engine.membership.require_changeable()
-    # Objects made by loading live as long as the process: the collector need not visit them again.
-    gc.collect()
-    gc.freeze()
-    channel.send(msg.Ready(_info(engine)))
-    channel.send(msg.StepReport([], engine.stats()))
-    return engine
+def _handoff_message(event: HandoffEvent) -> msg.Held | msg.Arrived:
+    if event.held is not None:
+        return msg.Held(event.request_id, event.held)
+    return msg.Arrived(event.request_id, event.num_pulled, event.error)
 
 
 def wait_totals(engine) -> msg.WaitTotals | None:
@@ -310,22 +298,6 @@ def wait_totals(engine) -> msg.WaitTotals | None:
     )
 
 
-def _info(engine) -> msg.EngineInfo:
-    model = engine.model
-    moe_layers = model.moe_layers()
-    return msg.EngineInfo(
-        vocab_size=engine.limits.vocab_size,
-        max_model_len=engine.limits.max_model_len,
-        kv_tokens=engine.limits.kv_tokens,
-        node_of_rank=engine.group.node_of_rank,
-        num_experts=model.config.moe.num_experts if model.config.moe else 0,
-        moe_layers=tuple(model.moe_layer_indices()),
-        expert_of_slot=[list(layer.expert_of_slot) for layer in moe_layers],
-        spare_experts=engine.config.spare_experts,
-        expert_bytes=max((layer.pool.expert_bytes for layer in moe_layers), default=0),
-    )
-
-
 def inject(faults: Sequence[str], engine):
     """Puts this rank's faults, if any, between the engine and its communication until the returned context ends."""
     from eprt.diagnostics.inject import Injector
@@ -342,11 +314,12 @@ def inject(faults: Sequence[str], engine):
     return injector
 
 
-def serve(options: ServeOptions, group, channel: Channel) -> None:
+def serve(options: ServeOptions, group, channel: Channel, first_rank: int = 0) -> None:
     """Loads and serves; returns when all ranks have left together. FrontendLostError is for the caller to report; any
-    other error goes to the frontend, which prints it once, and ends this process with status 1."""
+    other error goes to the frontend, which prints it once, and ends this process with status 1. first_rank: as load()
+    has it."""
     try:
-        engine = load(options, group, channel)
+        engine = load(options, group, channel, first_rank)
         channel.catch_signals(STOP_SIGNALS)
         with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
             all_left = Worker(engine, channel, options.diagnose_window_s, options.max_lost_ranks > 0).run()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eprt.engine.engine import Engine
-from eprt.engine.handoff import HandoffEvent
+from eprt.engine.outputs import HandoffEvent
 from eprt.engine.sampling_params import SamplingParams
 from eprt.kv.reader import HeldPages
 from tests.unit.engine.cases import expected, make_engine

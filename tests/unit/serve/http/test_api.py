@@ -34,7 +34,8 @@ def test_a_defect_is_answered_in_openais_shape_and_logged(caplog):
         raise KeyError("a defect")
 
     diagnosis: Any = SimpleNamespace(findings=findings)
-    app = Api(ServeOptions(NOTHING, "demo"), NOTHING, NOTHING, diagnosis, NOTHING).app()
+    groups: Any = {"": SimpleNamespace(diagnosis=diagnosis)}
+    app = Api(ServeOptions(NOTHING, "demo"), NOTHING, NOTHING, groups).app()
     with caplog.at_level(logging.ERROR):
         response = get(app, "/v1/eprt/diagnose", headers={"x-request-id": "d-1"})
     error = response.json()["error"]
@@ -44,7 +45,7 @@ def test_a_defect_is_answered_in_openais_shape_and_logged(caplog):
 
 
 def test_what_is_not_there_is_named_with_what_is():
-    app = Api(ServeOptions(NOTHING, "demo"), NOTHING, NOTHING, NOTHING, NOTHING).app()
+    app = Api(ServeOptions(NOTHING, "demo"), NOTHING, NOTHING, {}).app()
     missing = get(app, "/v1/nothing")
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "not_found"
     assert "nothing at GET /v1/nothing; there are /health, " in missing.json()["error"]["message"]
@@ -58,7 +59,7 @@ def test_the_model_is_listed_by_each_of_its_names():
     engine: Any = SimpleNamespace(model_dir="demo")
     options = ServeOptions(engine, "demo", model_aliases=("small", "org/demo"))
     preparer = Preparer("demo", None, None, 1, aliases=options.model_aliases)
-    app = Api(options, pool, preparer, NOTHING, NOTHING).app()
+    app = Api(options, pool, preparer, {}).app()
     assert [card["id"] for card in get(app, "/v1/models").json()["data"]] == ["demo", "small", "org/demo"]
     assert get(app, "/v1/models/org/demo").json()["id"] == "org/demo"
     assert get(app, "/v1/models/other").status_code == 404
@@ -100,7 +101,7 @@ def _generate(work: _Work, *gone: bool) -> list[Any]:
 
     async def run() -> list[Any]:
         options = SimpleNamespace(max_body_bytes=1 << 20, body_timeout_s=100)
-        api = Api(options, _Pool(), *[None] * 3)  # type: ignore[arg-type]
+        api = Api(options, _Pool(), None, {})  # type: ignore[arg-type]
         return await asyncio.gather(*(api._generate(make_request(one), work) for one in gone), return_exceptions=True)
 
     return asyncio.run(run())

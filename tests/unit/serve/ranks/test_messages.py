@@ -8,6 +8,8 @@ import pytest
 from eprt.engine.outputs import EngineStats, TokenOutput
 from eprt.engine.sampling_params import SamplingParams
 from eprt.ep.migration.job import MigrationJob
+from eprt.kv.reader import CachePart, HeldPages, PageSource
+from eprt.serve.options import InstanceName
 from eprt.serve.ranks import messages
 from eprt.serve.ranks.messages import ToFrontend, ToRank, Unpacker, WaitTotals, pack
 
@@ -19,10 +21,16 @@ INFO = messages.EngineInfo(
     num_experts=4,
     moe_layers=(1,),
     expert_of_slot=[[0, 1]],
+    terms=messages.HandoffTerms("sha", 16, "bf16", 2, "1.0"),
+    page_owner="me",
 )
 STATS = EngineStats(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0.5, expert_tokens=b"ab", slot_tokens=[7])
+HELD = HeldPages(PageSource("memory", "me", 7, (CachePart(5, (2, 9, 64)),)), [3, 8], [17, -4])
 TO_RANK = [
     messages.AddRequest(1, "1", [1, 2], SamplingParams(stop=("x",), logit_bias={3: 1.0}), 1),
+    messages.Adopt(messages.AddRequest(0, "1", [1, 2], SamplingParams(), generated=[4], hands_over=True), HELD),
+    messages.StartAdopted(2, "1"),
+    messages.ForgetSource("me"),
     messages.Wake(2),
     messages.AbortRequest("1"),
     messages.Migrate(3, MigrationJob(1, 0, (), {}, (), timeout_s=1.0)),
@@ -37,6 +45,9 @@ TO_RANK = [
 ]
 TO_FRONTEND = [
     messages.Hello("secret", 1, 4711, "host"),
+    messages.Hello("secret", 1, 4711, "host", InstanceName("decode-0", "decode", "ab", 2)),
+    messages.Held("1", HELD),
+    messages.Arrived("1", 2, "damaged"),
     messages.Ready(INFO),
     messages.StepReport([TokenOutput("1", 5, -0.5, ((5, -0.5),), "stop", ((-1.0, (), 4),), 2)], STATS),
     messages.StepReport(

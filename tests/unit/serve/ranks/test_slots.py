@@ -12,7 +12,7 @@ import pytest
 from eprt.ep.group.host_board import HostBoard
 from eprt.serve.options import RankConfig
 from eprt.serve.ranks import slots as slots_module
-from eprt.serve.ranks.slots import AdoptedProcess, RankSlots
+from eprt.serve.ranks.slots import AdoptedProcess, RankEnd, RankSlots
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -81,8 +81,8 @@ def test_a_process_of_another_shell_is_watched_by_its_pid(slots):
 def test_a_lost_rank_is_started_again_as_a_joiner_when_its_time_has_come(slots, monkeypatch):
     slots.start(1)
     slots.send_signal(signal.SIGKILL)
-    reaped(slots)
-    assert slots.plan_restart(1) == 1.0
+    (end,) = reaped(slots)
+    assert slots.plan_restart(end) == 1.0
     slots.restart_due()
     assert not slots.pid_of_rank
     now_s = time.monotonic() + 1.0
@@ -100,13 +100,13 @@ def test_the_delay_doubles_until_a_process_lasts(slots, monkeypatch):
     def lose() -> float:
         slots.add_process(0, process)
         slots.reap()
-        return slots.plan_restart(0)
+        return slots.plan_restart(RankEnd(0, 1, 1))
 
     assert [lose() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     slots.add_process(0, process)
     now_s += 61
     slots.reap()
-    assert slots.plan_restart(0) == 1
+    assert slots.plan_restart(RankEnd(0, 1, 1)) == 1
 
 
 def test_who_joins_by_hand_cancels_the_restart(slots, monkeypatch):
@@ -114,7 +114,7 @@ def test_who_joins_by_hand_cancels_the_restart(slots, monkeypatch):
     monkeypatch.setattr(slots_module.time, "monotonic", lambda: now_s)
     process = SimpleNamespace(pid=1, poll=lambda: None)
     slots.add_process(0, process)
-    slots.plan_restart(0)
+    slots.plan_restart(RankEnd(0, 1, 1))
     slots.add_process(0, process)
     now_s += 100
     slots.restart_due()

@@ -1,6 +1,7 @@
 """A rank's loop: messages, reports, signals between any two instructions, and errors told in one line."""
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -35,7 +36,7 @@ class GivenChannel:
     """Gives each batch of messages in turn; keeps what is sent."""
 
     def __init__(self, *batches: list, stop_reasons: tuple[str, ...] = ()):
-        self.batches, self.stop_reasons = list(batches), list(stop_reasons)
+        self.batches, self.stop_reasons, self.was_woken = list(batches), list(stop_reasons), False
         self.sent: list = []
 
     def receive(self, timeout_s: float | None) -> list:
@@ -43,6 +44,9 @@ class GivenChannel:
 
     def send(self, message) -> None:
         self.sent.append(message)
+
+    def add_waker(self) -> Callable[[], None]:
+        return lambda: None
 
 
 class GivenEngine:
@@ -52,11 +56,12 @@ class GivenEngine:
         self.results, self.seen, self.added, self.aborted = list(results), [], [], []
         self.model = SimpleNamespace(exchange=Exchange({}))
         self.migrator, self.step_waits = Mock(active=False), None
+        self.handoff, self.intake = Mock(source=None, **{"advance.return_value": []}), Mock()
         self.recorder = SimpleNamespace(
             sample=lambda: np.array([[[1], [2]]], np.int8), sample_steps=lambda: np.array([5, 6])
         )
 
-    def add_request(self, request_id, prompt_token_ids, params, *, sample_idx, generated) -> None:
+    def add_request(self, request_id, prompt_token_ids, params, *, sample_idx, generated, hands_over) -> None:
         if not prompt_token_ids:
             raise ValueError("the prompt is empty")
         self.added.append((request_id, sample_idx))
@@ -69,7 +74,7 @@ class GivenEngine:
         return self.results.pop(0) if self.results else StepResult([], all_idle=True)
 
     def stats(self) -> EngineStats:
-        return EngineStats(0, len(self.seen), *[0] * 8, 0.0)
+        return EngineStats(0, len(self.seen), 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
     def check_integrity(self) -> None:
         raise RuntimeError("page 7 has no owner")
@@ -123,7 +128,7 @@ def test_a_rank_that_was_told_to_stop_leaves_when_all_are_idle():
 def _told_with_a_signal_at(instruction: int) -> tuple[list[str], bool]:
     """What the frontend hears of in two rounds, and whether the second signal came in the first of them."""
     channel = GivenChannel(stop_reasons=("SIGTERM",))
-    loop = Worker(engine=None, channel=channel, window_s=1)  # type: ignore[arg-type]
+    loop = Worker(GivenEngine(), channel, window_s=1)  # type: ignore[arg-type]
     left = instruction
 
     def trace(frame, event, _):

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from eprt.engine.outputs import StepResult, SuspendedState, TokenOutput
 from eprt.ep.errors import EPTimeoutError, RankLostError
 from eprt.serve.options import OptionError
-from eprt.serve.ranks import worker
+from eprt.serve.ranks import start_engine
 from eprt.serve.ranks.messages import (
     AbortRequest,
     Admit,
@@ -153,9 +153,9 @@ def test_a_rank_that_takes_no_part_any_more_leaves_alone():
 
 def test_a_rank_that_joins_waits_until_it_is_admitted():
     channel = GivenChannel([], [Admit()])
-    worker.wait_admitted(channel)  # type: ignore[arg-type]
+    start_engine.wait_admitted(channel)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="the slot is taken"):
-        worker.wait_admitted(GivenChannel([Refused("the slot is taken")]))  # type: ignore[arg-type]
+        start_engine.wait_admitted(GivenChannel([Refused("the slot is taken")]))  # type: ignore[arg-type]
 
 
 def test_without_the_flag_a_lost_rank_ends_the_loop():

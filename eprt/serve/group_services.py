@@ -1,0 +1,41 @@
+"""GroupServices: what runs beside one group of ranks: its diagnosis, and its rebalancing. Knows nothing of HTTP."""
+
+import asyncio
+from pathlib import Path
+
+from eprt.serve.diagnosis.diagnosis import Diagnosis
+from eprt.serve.options import ServeOptions
+from eprt.serve.ranks.pool import RankPool
+from eprt.serve.rebalance.rebalancer import Rebalancer
+
+
+class GroupServices:
+    """name: of the group where the server has several; its diagnosis log is then in a folder of that name."""
+
+    def __init__(self, options: ServeOptions, pool: RankPool, name: str = ""):
+        self.pool, self._window_s = pool, options.diagnose_window_s
+        log_dir = options.diagnose_dir
+        if log_dir is not None and name:
+            log_dir = str(Path(log_dir) / name)
+        self.diagnosis = Diagnosis(pool.num_ranks, log_dir, options.diagnose_log_bytes)
+        self.rebalancer = Rebalancer(options, pool, lambda: self.diagnosis.speeds_N)
+        pool.elasticity.on_view.append(self.rebalancer.enter_view)
+        pool.elasticity.hand_over = self.rebalancer.hand_over
+        self._tasks: list[asyncio.Task] = []
+
+    def start(self) -> None:
+        """From now on windows are closed and loads looked at, until end()."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self.diagnosis.run(self.pool, self._window_s)),
+            loop.create_task(self.rebalancer.run()),
+        ]
+
+    async def close_window(self) -> None:
+        """The last window of the diagnosis, with the ranks that remain."""
+        self._tasks[0].cancel()
+        await self.diagnosis.close_last_window(self.pool)
+
+    def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()

@@ -1,0 +1,94 @@
+"""Flags of a server of several instances: prefill and decode apart. Knows nothing of what instances do."""
+
+import argparse
+
+from eprt.serve.options import OptionError, ServeOptions
+
+BALANCES = ("step", "kv", "batch")
+# field -> flag, of those that say nothing without instances
+_DETAILS = {
+    "prefill_ranks": "--prefill-ranks",
+    "decode_ranks": "--decode-ranks",
+    "local_prefill_tokens": "--local-prefill-tokens",
+    "handoff_timeout_s": "--handoff-timeout",
+    "decode_balance": "--decode-balance",
+}
+
+
+def add_instance_flags(group: argparse._ArgumentGroup) -> None:
+    """Each detail is None where it is not given."""
+    add = group.add_argument
+    text = "instances that compute prompts, beside --decode; default: one group of ranks does all"
+    add("--prefill", dest="num_prefill", type=int, metavar="P", help=text)
+    text = "instances that go on behind the first token; with --prefill 0 they do all, each by itself"
+    add("--decode", dest="num_decode", type=int, metavar="D", help=text)
+    for role in ("prefill", "decode"):
+        text = f"ranks of each {role} instance, default {getattr(ServeOptions, f'{role}_ranks')}"
+        add(f"--{role}-ranks", type=int, metavar="N", help=text)
+    default = ServeOptions.local_prefill_tokens
+    text = (
+        f"a decode instance computes a prompt itself that lacks no more tokens in its prefix cache, default {default}"
+    )
+    add("--local-prefill-tokens", type=int, metavar="N", help=text)
+    default = ServeOptions.handoff_timeout_s
+    text = (
+        f"seconds that a prompt's pages wait for a decode instance, which then computes it itself, default {default:g}"
+    )
+    add("--handoff-timeout", dest="handoff_timeout_s", type=float, metavar="S", help=text)
+    text = "which decode instance goes on: the one with the fastest next step (step, default), the least cached tokens "
+    text += "(kv) or the fewest requests (batch) on its fullest rank"
+    add("--decode-balance", metavar="HOW", help=text)
+
+
+def check_instances(args: argparse.Namespace) -> None:
+    """OptionError with one line that names flag, value and remedy. Fills in what was not given."""
+    num_prefill, num_decode = args.num_prefill, args.num_decode
+    given = num_prefill is not None or num_decode is not None
+    if not given:
+        for name, flag in _DETAILS.items():
+            if getattr(args, name) is not None:
+                raise OptionError(f"{flag} {getattr(args, name)}: is of instances; give --prefill and --decode too")
+    for name in _DETAILS:
+        if getattr(args, name) is None:
+            setattr(args, name, getattr(ServeOptions, name))
+    args.num_prefill, args.num_decode = num_prefill or 0, num_decode or 0
+    if not given:
+        return
+    _check_numbers(args)
+    _check_others(args)
+    args.num_ranks = args.num_prefill * args.prefill_ranks + args.num_decode * args.decode_ranks
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    for flag, value, least in (
+        ("--prefill", args.num_prefill, 0),
+        ("--decode", args.num_decode, 1),
+        ("--prefill-ranks", args.prefill_ranks, 1),
+        ("--decode-ranks", args.decode_ranks, 1),
+        ("--local-prefill-tokens", args.local_prefill_tokens, 0),
+    ):
+        if value < least:
+            raise OptionError(f"{flag} {value}: must be at least {least}")
+    if not 0 < args.handoff_timeout_s <= 86400:
+        raise OptionError(f"--handoff-timeout {args.handoff_timeout_s:g}: must be above 0 and at most 86400")
+    if args.decode_balance not in BALANCES:
+        raise OptionError(
+            f"--decode-balance {args.decode_balance}: must be {', '.join(BALANCES[:-1])} or {BALANCES[-1]}"
+        )
+
+
+def _check_others(args: argparse.Namespace) -> None:
+    """Flags that mean one group of ranks."""
+    if args.num_ranks is not None:
+        raise OptionError(f"-n {args.num_ranks}: instances have ranks of their own: --prefill-ranks, --decode-ranks")
+    if args.device != "cpu":
+        raise OptionError(
+            f"--device {args.device}: instances run on CPUs only, for now; leave out --prefill and --decode"
+        )
+    if args.max_lost_ranks:
+        raise OptionError(
+            f"--max-lost-ranks {args.max_lost_ranks}: an instance is lost as a whole, and others go on with its "
+            "requests; leave it out"
+        )
+    if args.inject:
+        raise OptionError(f"--inject {args.inject[0]}: names a rank of one group; leave out --prefill and --decode")

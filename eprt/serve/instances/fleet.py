@@ -1,0 +1,349 @@
+"""Fleet: several instances behind one HTTP port, as HTTP and the frontend see them: as one pool.
+
+An instance appears when the first of its ranks says Hello, serves when all have loaded, and is lost with its first
+rank; its sequences go on elsewhere (handoffs.py), and a successor may take its name. Roles are the fleet's, for an
+engine can do all: a decode instance computes a prompt itself where no prefill instance lives or its prefix cache lacks
+few tokens of it; a prefill instance goes on with its requests where no decode instance lives. Knows nothing of HTTP.
+"""
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from eprt import env
+from eprt.engine.outputs import EngineStats
+from eprt.engine.request import QueueFullError, RequestLimits
+from eprt.engine.sampling_params import SamplingParams
+from eprt.serve.errors import ApiError, print_line, unavailable
+from eprt.serve.instances.handoffs import Handoffs
+from eprt.serve.instances.instance import Instance
+from eprt.serve.instances.scores import choose
+from eprt.serve.options import FrontendConfig, InstanceName
+from eprt.serve.ranks import messages as msg
+from eprt.serve.ranks.connection import RankConnection
+from eprt.serve.ranks.generation import Generation
+from eprt.serve.ranks.pool import RankPool
+from eprt.serve.ranks.rank import Rank
+from eprt.serve.ranks.request_metrics import RequestMetrics
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1  # between two looks for pages that are held for too long
+
+
+class Fleet:
+    """All instances of one server. on_drain(reason, rank) is called when a rank was told to stop."""
+
+    def __init__(self, config: FrontendConfig, metrics: RequestMetrics, on_drain: Callable[[str, int], None]):
+        self._config, self._options, self.metrics = config, config.options, metrics
+        self.num_ranks, self.stall_s = config.num_ranks, 2 * env.get("EPRT_TIMEOUT_S")
+        self.state, self.reason = "loading", "the model is loading"
+        self.limits: RequestLimits | None = None  # once all instances of the start have loaded
+        self.ready, self.ended = asyncio.Event(), asyncio.Event()
+        self.instances: dict[str, Instance] = {}  # the latest of each name
+        self.num_lost = 0
+        self.on_instance: list[Callable[[Instance], None]] = []  # called with each new one
+        self.handoffs = Handoffs(self._choose_decode, self._choose_any, config.options.handoff_timeout_s)
+        self._on_drain = on_drain
+        self._instance_of: dict[int, Instance] = {}  # by id() of a Rank that is connected
+        self._num_made = 0
+        self._seeds, self._rng = random.Random(config.options.engine.seed), random.Random(0)
+        self._first_rank, first = {}, 0
+        for name, _, num_ranks in config.options.instance_plan:
+            self._first_rank[name], first = first, first + num_ranks
+
+    async def listen(self) -> None:
+        """Starts taking the ranks' connections."""
+        listener = socket.socket(fileno=self._config.listener_fd)
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(lambda: RankConnection(self), sock=listener)
+
+    async def watch(self) -> None:
+        """Ends only by cancellation."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.handoffs.give_up_late()
+
+    # -- for the API --
+
+    @property
+    def living(self) -> list[Instance]:
+        return [instance for instance in self.instances.values() if instance.lives]
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(instance.pool.num_sequences for instance in self.living)
+
+    @property
+    def max_sequences(self) -> int:
+        """Of one request."""
+        plan, engine = self._options.instance_plan, self._options.engine
+        return min(num_ranks for _, _, num_ranks in plan) * (engine.max_running + engine.max_queue)
+
+    @property
+    def ranks(self) -> dict[int, Rank]:
+        """The latest of each number, over all instances."""
+        there = self.instances.values()
+        return {one.first_rank + rank: each for one in there for rank, each in one.pool.ranks.items()}
+
+    @property
+    def stats(self) -> list[EngineStats]:
+        """Every living rank's latest, with its number over all instances."""
+        return [replace(s, rank=one.first_rank + s.rank) for one in self.living for s in one.pool.stats]
+
+    @property
+    def members(self) -> list[Rank]:
+        return [rank for instance in self.living for rank in instance.pool.members]
+
+    def stalled_ranks(self) -> list[Rank]:
+        return [rank for instance in self.living for rank in instance.pool.stalled_ranks()]
+
+    def check_open(self) -> None:
+        """Raises ApiError 503 unless new requests are taken."""
+        if self.state != "serving":
+            retry = 5 if self.state == "loading" else None
+            raise unavailable(f"no new requests: {self.reason}", code=self.state, retry_after_s=retry)
+
+    def submit(self, prompts: Sequence[tuple[list[int], SamplingParams]], cache_key: str | None = None) -> Generation:
+        """As RankPool.submit."""
+        self.check_open()
+        generation = Generation(self.abort)
+        begun = []
+        try:
+            for token_ids, params in prompts:
+                params = replace(params, seed=self._seeds.getrandbits(63)) if params.seed is None else params
+                chosen = self._choose_any(token_ids, cache_key)
+                if chosen is None:
+                    raise QueueFullError("no instance is left")
+                instance, hands_over = chosen
+                _, charged, uncached = instance.pool.router.predict(token_ids, cache_key)
+                sequences = instance.pool.sequences
+                adds = sequences.start(generation, [(token_ids, params)], cache_key, hands_over)
+                begun.append((instance, adds, charged + uncached))
+        except QueueFullError:
+            for instance, adds, _ in begun:
+                for _, add in adds:
+                    instance.pool.sequences.take_out(add.request_id)
+            message = f"the queue is full: {self.num_sequences} sequences run or wait"
+            retry_s = self.metrics.seconds_until_room()
+            raise ApiError(429, message, code="queue_full", kind="rate_limit_error", retry_after_s=retry_s) from None
+        for instance, adds, num_ahead in begun:
+            if (first := instance.pool.sequences.find(adds[0][1].request_id)) is not None:
+                first.num_ahead = num_ahead
+            instance.pool.send_numbered(adds)
+        return generation
+
+    def abort(self, request_id: str, reason: str = "abort") -> None:
+        """Ends a sequence, wherever it is. reason: for the metrics."""
+        self.handoffs.drop_offer(request_id)
+        for instance in self.living:
+            if instance.pool.sequences.find(request_id) is not None:
+                instance.pool.abort(request_id, reason)
+
+    # -- who gets a request --
+
+    def _open(self, role: str) -> list[Instance]:
+        return [one for one in self.instances.values() if one.role == role and one.is_open]
+
+    def _choose_any(self, token_ids: Sequence[int], cache_key: str | None = None) -> tuple[Instance, bool] | None:
+        """Who begins a sequence, and whether it hands the sequence over."""
+        prefills, decodes = self._open("prefill"), self._open("decode")
+        if not prefills and not decodes:
+            return None
+
+        def missing(instance: Instance) -> int:
+            return instance.pool.router.predict(token_ids, cache_key)[2]
+
+        def prefill_ms(instance: Instance) -> float:
+            _, charged, uncached = instance.pool.router.predict(token_ids, cache_key)
+            return instance.rate.predict_ms(charged + uncached)
+
+        nearest = min(decodes, key=missing, default=None)
+        if nearest is not None and (not prefills or missing(nearest) <= self._options.local_prefill_tokens):
+            nearest = nearest if prefills else self._choose_decode(token_ids)
+            assert nearest is not None, "a decode instance is open"
+            return nearest, False
+        return choose(prefills, prefill_ms, self._rng), bool(decodes)
+
+    def _choose_decode(self, token_ids: Sequence[int]) -> Instance | None:
+        """Who goes on with a sequence: among those with room for it, the least by --decode-balance."""
+        decodes = self._open("decode")
+        if not decodes:
+            return None
+        fits = [one for one in decodes if self._has_room(one, len(token_ids))]
+        scores = {"step": self._step_ms, "kv": _fullest_rank, "batch": _most_rows}
+        score = scores[self._options.decode_balance]
+        return choose(fits or decodes, lambda one: score(one, len(token_ids)), self._rng)
+
+    def _has_room(self, instance: Instance, num_tokens: int) -> bool:
+        router, infos = instance.pool.router, instance.pool.infos
+        return min(router.num_tokens) + num_tokens <= min(info.kv_tokens for info in infos)
+
+    def _step_ms(self, instance: Instance, num_tokens: int) -> float:
+        """Of the slowest rank, once the sequence is there."""
+        rows, tokens = _with_one_more(instance, num_tokens)
+        return instance.steps.predict_ms(max(rows), max(tokens))
+
+    # -- from the ranks --
+
+    def on_hello(self, hello: msg.Hello, transport: asyncio.Transport) -> Rank | None:
+        instance = self._find_instance(hello)
+        if instance is None:
+            _log.warning("refused a connection that claims to be rank %s of %s", hello.rank, hello.instance)
+            transport.abort()
+            return None
+        rank = instance.pool.on_hello(hello, transport)
+        if rank is not None:
+            self._instance_of[id(rank)] = instance
+        return rank
+
+    def _find_instance(self, hello: msg.Hello) -> Instance | None:
+        """The instance of a rank, a new one for the first rank of an incarnation."""
+        name = hello.instance
+        if name is None or hello.token != self._config.token or name.name not in self._first_rank:
+            return None
+        latest = self.instances.get(name.name)
+        if latest is None or (latest.state == "lost" and latest.name.incarnation != name.incarnation):
+            self.instances[name.name] = latest = self._make_instance(name)
+        return latest if latest.name.incarnation == name.incarnation and latest.state != "lost" else None
+
+    def _make_instance(self, name: InstanceName) -> Instance:
+        self._num_made += 1
+        first_rank = self._first_rank[name.name]
+        config = msgspec.structs.replace(self._config, num_ranks=name.num_ranks)
+        pool = RankPool(config, self.metrics, self._on_drain, f"{self._num_made}:", first_rank)
+        pool.name = f"{name.name}, "
+        pool.handoffs = self
+        instance = Instance(name, pool, first_rank)
+        for listener in self.on_instance:
+            listener(instance)
+        return instance
+
+    def on_message(self, rank: Rank, message: msg.ToFrontend) -> None:
+        instance = self._instance_of[id(rank)]
+        instance.pool.on_message(rank, message)
+        if isinstance(message, msg.StepReport) and message.stats is not None:
+            instance.learn_step()
+        elif isinstance(message, msg.Ready) and instance.pool.ready.is_set() and instance.state == "loading":
+            self._on_loaded(instance)
+        elif isinstance(message, msg.Bye) and instance.pool.ended.is_set():
+            self._check_ended()
+
+    def on_closed(self, rank: Rank | None, is_rank0: bool) -> None:
+        if rank is not None:
+            self._instance_of.pop(id(rank)).pool.on_closed(rank, is_rank0)
+
+    def on_handoff(self, pool: RankPool, rank: Rank, message: msg.Held | msg.Arrived) -> None:
+        instance = self._instance_of[id(rank)]
+        if isinstance(message, msg.Held):
+            self.handoffs.on_held(instance, rank, message)
+        else:
+            self.handoffs.on_arrived(instance, message)
+
+    def _on_loaded(self, instance: Instance) -> None:
+        if why := self._why_refused(instance):
+            instance.pool.lose(f"instance {instance}", "was refused", why)
+            return
+        instance.set_state("ready")
+        if self.ready.is_set():
+            _log.info("instance %s takes part", instance)
+        elif len(self.living) == len(self._first_rank):
+            infos = [info for one in self.living for info in one.pool.infos]
+            kv_tokens = min(info.kv_tokens for info in infos)
+            max_model_len = min(info.max_model_len for info in infos)
+            self.limits = RequestLimits(infos[0].vocab_size, max_model_len, kv_tokens)
+            if self.state == "loading":
+                self.set_state("serving", "")
+            self.ready.set()
+
+    def _why_refused(self, instance: Instance) -> str:
+        """What of the instance is other than of those that serve, "" for nothing."""
+        others = [one for one in self.living if one is not instance]
+        terms = [one.pool.infos[0].terms for one in (instance, *others[:1])]
+        if None in terms:
+            return "its pages cannot be read by others"
+        mine, theirs = (msgspec.structs.asdict(each) for each in (terms[0], terms[-1]))  # type: ignore[arg-type]
+        for field in mine:
+            if mine[field] != theirs[field]:
+                return f"its {field.replace('_', ' ')} is {mine[field]}, that of the others {theirs[field]}"
+        return ""
+
+    def rescue_sequences(self, pool: RankPool) -> int:
+        """An instance is lost: its sequences go on elsewhere."""
+        (instance,) = [one for one in self.instances.values() if one.pool is pool]
+        instance.set_state("lost")
+        if not self.ready.is_set() or self.state in ("stopping", "lost"):
+            asyncio.get_running_loop().call_soon(self._lose_all, instance)
+            return 0
+        self.num_lost += 1
+        num_moved = self.handoffs.move_from(instance)
+        for info in pool.infos:
+            for member in self.members:
+                member.send(msg.ForgetSource(info.page_owner))
+        loop = asyncio.get_running_loop()
+        for rank in pool.ranks.values():  # the others of the instance leave
+            loop.call_soon(rank.transport.close)
+        if not self.living:
+            loop.call_soon(self._lose_all, instance)
+        return num_moved
+
+    def _lose_all(self, instance: Instance) -> None:
+        if not self.ended.is_set():
+            self.set_state("lost", instance.pool.reason)
+            self.ended.set()
+
+    # -- for the frontend's life --
+
+    def set_state(self, state: str, reason: str) -> None:
+        self.state, self.reason = state, reason
+
+    async def wait_quiet(self) -> None:
+        """Until no sequence runs."""
+        while self.num_sequences:
+            await asyncio.gather(*(one.pool.quiet.wait() for one in self.living))
+
+    def end_sequences(self) -> int:
+        """As RankPool.end_sequences."""
+        for request_id in list(self.handoffs.offers):
+            self.handoffs.drop_offer(request_id)
+        return sum(instance.pool.end_sequences() for instance in self.living)
+
+    def stop(self) -> None:
+        """Tells all ranks to leave. `ended` is set when they have."""
+        self.set_state("stopping", "the server is stopping")
+        for instance in self.living:
+            instance.pool.stop()
+        self._check_ended()
+
+    def _check_ended(self) -> None:
+        if self.state == "stopping" and all(one.pool.ended.is_set() for one in self.living):
+            self.ended.set()
+
+    def lose(self, who: str, what: str) -> None:
+        """The ranks cannot go on, as RankPool.lose."""
+        print_line(f"eprt: {who} {what}")
+        self.set_state("lost", f"{who} {what}")
+        self.ended.set()
+
+
+def _with_one_more(instance: Instance, num_tokens: int) -> tuple[list[int], list[int]]:
+    """Rows and tokens of each rank, once the sequence is on the one that the router would take."""
+    router = instance.pool.router
+    rank = min(range(len(router.num_tokens)), key=lambda r: router.num_tokens[r])
+    rows, tokens = list(router.num_requests), list(router.num_tokens)
+    rows[rank] += 1
+    tokens[rank] += num_tokens
+    return rows, tokens
+
+
+def _fullest_rank(instance: Instance, num_tokens: int) -> float:
+    return max(_with_one_more(instance, num_tokens)[1])
+
+
+def _most_rows(instance: Instance, num_tokens: int) -> float:
+    return max(_with_one_more(instance, num_tokens)[0])

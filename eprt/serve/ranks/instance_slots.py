@@ -1,0 +1,98 @@
+"""InstanceSlots: the processes of a server's instances on one host; an instance that was lost is started again whole.
+
+Knows nothing of the frontend, nor of what instances do.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from eprt.ep.group.host_board import HostBoard
+from eprt.serve.options import InstanceName, RankConfig
+from eprt.serve.ranks.slots import RankEnd, RankSlots, next_delay_s
+
+
+@dataclass(slots=True)
+class _Place:
+    """One instance, which may have successors."""
+
+    name: str
+    role: str
+    num_ranks: int
+    first_rank: int  # ranks of the instances before it
+    slots: RankSlots | None = None  # of its latest incarnation
+    board: HostBoard | None = None  # likewise
+    started_s: float = 0.0
+    delay_s: float = 0.0  # until its latest restart
+    due_s: float | None = None  # when it is started again
+
+
+class InstanceSlots:
+    """All instances of the start. config: of every rank, but for what it is part of."""
+
+    def __init__(self, config: RankConfig):
+        self._config = config
+        self._places: dict[str, _Place] = {}
+        for name, role, num_ranks in config.options.instance_plan:
+            self._places[name] = _Place(name, role, num_ranks, self._num_ranks)
+
+    @property
+    def _num_ranks(self) -> int:
+        return sum(place.num_ranks for place in self._places.values())
+
+    @property
+    def num_running(self) -> int:
+        return sum(place.slots.num_running for place in self._places.values() if place.slots is not None)
+
+    def start_all(self) -> None:
+        for place in self._places.values():
+            self._start(place)
+
+    def _start(self, place: _Place) -> None:
+        """A new incarnation. The memory of the one before goes with its processes."""
+        if place.board is not None:
+            place.board.close()
+        place.board = HostBoard.create(place.num_ranks)
+        place.started_s, place.due_s = time.monotonic(), None
+        name = InstanceName(place.name, place.role, os.urandom(8).hex(), place.num_ranks)
+        config = msgspec.structs.replace(
+            self._config,
+            num_ranks=place.num_ranks,
+            board_fd=place.board.fd,
+            instance=name,
+            first_rank=place.first_rank,
+            num_host_ranks=self._num_ranks,
+        )
+        place.slots = RankSlots(config, place.board)
+        place.slots.start_all()
+
+    def reap(self) -> list[RankEnd]:
+        """The processes that have ended since the last call."""
+        return [
+            RankEnd(end.rank, end.pid, end.status, place.name)
+            for place in self._places.values()
+            if place.slots is not None
+            for end in place.slots.reap()
+        ]
+
+    def plan_restart(self, end: RankEnd) -> float:
+        """As RankSlots.plan_restart, of the whole instance: its other ranks end too."""
+        place = self._places[end.instance]
+        if place.due_s is None:
+            place.delay_s = next_delay_s(place.delay_s, time.monotonic() - place.started_s)
+            place.due_s = time.monotonic() + place.delay_s
+        return place.delay_s
+
+    def restart_due(self) -> None:
+        for place in self._places.values():
+            ended = place.slots is None or not place.slots.num_running
+            if place.due_s is not None and time.monotonic() >= place.due_s and ended:
+                self._start(place)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        for place in self._places.values():
+            if place.slots is not None:
+                place.slots.send_signal(number)

@@ -1,0 +1,128 @@
+"""Prefill and decode apart: the answers of one group of ranks, whoever is lost meanwhile, and no page that is left."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from eprt.serve.running import RunningServer
+from tests.serve.processes import PATIENCE_S, wait_until
+from tests.unit.cases import MODEL
+
+FLAGS = ("--prefill", "1", "--decode", "2", "--local-prefill-tokens", "0", "--page-size", "8", "--restart-lost-ranks")
+
+
+@pytest.fixture(scope="module")
+def instances() -> Iterator[RunningServer]:
+    with RunningServer(MODEL, 0, *FLAGS, "--num-speculative-tokens", "1", timeout_s=2 * PATIENCE_S) as server:
+        yield server
+
+
+def document(server: RunningServer) -> dict[str, Any]:
+    return httpx.get(f"{server.url}/v1/eprt/instances", timeout=PATIENCE_S).json()
+
+
+def ask(server: RunningServer, number: int, **fields) -> tuple[Any, ...]:
+    """Tokens, log-probabilities, finish reason and usage."""
+    prompt = f"What is {number} + {7 * number}? " * (1 + number % 5)
+    body = {"prompt": prompt, "temperature": 0.7 * (number % 3), "seed": number, "max_tokens": 12, "logprobs": 1}
+    body |= {"return_token_ids": True, "model": server.model, **fields}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
+    (choice,) = answer["choices"]
+    usage = answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
+    return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"], usage
+
+
+def ask_all(server: RunningServer, numbers: range, **fields) -> list[tuple[Any, ...]]:
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        return list(pool.map(lambda number: ask(server, number, **fields), numbers))
+
+
+def wait_quiet(server: RunningServer) -> dict[str, Any]:
+    """The document once nothing runs and no page has an owner."""
+
+    def quiet() -> dict[str, Any] | None:
+        now = document(server)
+        used = [one["kv_pages_used"] + one["held"] + one["arriving"] for one in now["instances"]]
+        return now if not any(used) and not now["handoffs"]["under_way"] else None
+
+    return wait_until(quiet, "free pages")
+
+
+@pytest.fixture(scope="module")
+def alone(instances) -> list[tuple[Any, ...]]:
+    """What one rank answers."""
+    with RunningServer(MODEL, 1, "--page-size", "8", "--num-speculative-tokens", "1") as server:
+        return ask_all(server, range(16))
+
+
+def test_answers_are_those_of_one_group_of_ranks(instances, alone):
+    assert ask_all(instances, range(16)) == alone
+    now = wait_quiet(instances)
+    assert now["handoffs"]["num_done"] == 16 - sum(len(tokens) == 1 for tokens, *_ in alone)
+    assert now["handoffs"]["num_failed"] == now["handoffs"]["num_late"] == 0
+    prefill, *decodes = (
+        httpx.get(f"{instances.url}/v1/eprt/load?instance={one['name']}", timeout=PATIENCE_S).json()["ranks"][0]
+        for one in now["instances"]
+    )
+    assert prefill["num_prompt_tokens"] and not any(one["num_prompt_tokens"] for one in decodes)
+    assert sum(one["num_pulled_pages"] for one in decodes) == now["handoffs"]["num_pulled"]
+
+
+def test_the_second_turn_moves_only_new_pages(instances):
+    tokens, *_ = ask(instances, 1, prompt=[65] * 64, max_tokens=9, ignore_eos=True)
+    before = wait_quiet(instances)["handoffs"]
+    ask(instances, 2, prompt=[65] * 64 + tokens + [66] * 8)
+    after = wait_quiet(instances)["handoffs"]
+    # Of 81 tokens' 11 pages one decode instance has 9. The router need not choose that one.
+    assert after["num_pulled"] - before["num_pulled"] in (2, 11)
+    assert after["num_pulled"] + after["num_shared"] - before["num_pulled"] - before["num_shared"] == 11
+
+
+def test_clients_that_leave_at_any_time_leave_nothing(instances):
+    def leave(number: int) -> None:
+        body = {"prompt": f"Tell me {number} " * 8, "max_tokens": 200, "ignore_eos": True, "stream": True}
+        url = f"{instances.url}/v1/completions"
+        with httpx.stream("POST", url, json={"model": instances.model, **body}, timeout=PATIENCE_S) as stream:
+            for i, _ in enumerate(stream.iter_lines()):
+                if i >= number % 4:
+                    break
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(leave, range(24)))
+    wait_quiet(instances)
+    assert "eprt_faults_total 0.0" in httpx.get(f"{instances.url}/metrics", timeout=PATIENCE_S).text
+
+
+@pytest.mark.parametrize("name", ["decode-1", "prefill-0"])
+def test_an_instance_that_is_killed_costs_no_request_and_no_token(instances, alone, name):
+    wait_until(lambda: all(one["state"] == "ready" for one in document(instances)["instances"]), "all instances")
+    before = document(instances)
+    answers: list[list[tuple[Any, ...]]] = []
+    asking = threading.Thread(target=lambda: answers.append(ask_all(instances, range(16))))
+    asking.start()
+    wait_until(lambda: document(instances)["handoffs"]["num_done"] > before["handoffs"]["num_done"], "a handoff")
+    (victim,) = [one for one in before["instances"] if one["name"] == name]
+    os.kill(victim["ranks"][0]["pid"], signal.SIGKILL)
+    asking.join()
+    assert answers == [alone]
+    after = wait_until(lambda: (now := document(instances))["instances_lost"] > before["instances_lost"] and now, "it")
+    assert after["instances_lost"] == before["instances_lost"] + 1
+    wait_quiet(instances)
+
+
+def test_what_is_of_one_instance_asks_for_its_name(instances):
+    refused = httpx.get(f"{instances.url}/v1/eprt/load", timeout=PATIENCE_S)
+    assert refused.status_code == 400 and "must be one of decode-0, decode-1, prefill-0" in refused.text
+    for path in ("placement", "diagnose", "ranks", "rebalance"):
+        found = httpx.get(f"{instances.url}/v1/eprt/{path}?instance=decode-0", timeout=PATIENCE_S)
+        assert found.status_code == 200, found.text
+    page = f"{instances.url}/v1/eprt/instances/prefill-0/diagnose/page/"
+    assert httpx.get(page, timeout=PATIENCE_S).status_code == 200
+    health = httpx.get(f"{instances.url}/health", timeout=PATIENCE_S).json()
+    assert [rank["rank"] for rank in health["ranks"]] == [0, 1, 2]

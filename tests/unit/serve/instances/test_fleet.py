@@ -1,0 +1,167 @@
+"""The fleet: who is let in, who gets a request, and how it ends."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import msgspec
+import pytest
+
+from eprt.engine.outputs import EngineStats
+from eprt.engine.sampling_params import SamplingParams
+from eprt.serve.errors import ApiError
+from eprt.serve.instances.document import instances_document
+from eprt.serve.instances.metrics import InstanceCollector
+from eprt.serve.ranks import messages as msg
+from tests.unit.serve.instances.cases import TERMS, GivenFleet, info
+
+PARAMS = SamplingParams(seed=1, max_tokens=8)
+
+
+def run(life: Callable[[GivenFleet], Coroutine], *flags: str, loads: bool = True) -> None:
+    async def go() -> None:
+        await life(GivenFleet(*(flags or ("--prefill", "1", "--decode", "1")), loads=loads))
+
+    asyncio.run(go())
+
+
+def where(fleet: GivenFleet, prompt: list[int]) -> str:
+    (request_id,) = fleet.submit([(prompt, PARAMS)]).request_ids
+    (name,) = [name for name, one in fleet.instances.items() if one.pool.sequences.find(request_id)]
+    return name
+
+
+def test_it_serves_once_all_instances_of_the_start_have_loaded():
+    async def life(fleet: GivenFleet) -> None:
+        assert fleet.state == "loading"
+        fleet.on_message(fleet.given["prefill-0"], msg.Ready(info("a", kv_tokens=64)))
+        assert fleet.state == "loading" and fleet.limits is None
+        fleet.on_message(fleet.given["decode-0"], msg.Ready(info("b")))
+        assert fleet.state == "serving" and fleet.limits is not None
+        assert fleet.limits.kv_tokens == 64, "a request must fit everywhere"
+
+    run(life, loads=False)
+
+
+@pytest.mark.parametrize(
+    "field, value, words",
+    [
+        ("model", "other", "its model is other, that of the others model"),
+        ("page_size", 64, "its page size is 64, that of the others 16"),
+        ("cache_format", "fp8", "its cache format is fp8"),
+        ("drafts", 2, "its drafts is 2, that of the others 0"),
+    ],
+)
+def test_an_instance_that_is_not_like_the_others_is_refused_by_name(capsys, field, value, words):
+    async def life(fleet: GivenFleet) -> None:
+        fleet.lose_instance("decode-0")
+        terms = msgspec.structs.replace(TERMS, **{field: value})
+        fleet.connect("decode-0", "decode", "2", terms=terms)
+        assert fleet.instances["decode-0"].state == "lost" and fleet.state == "serving"
+
+    run(life)
+    assert words in capsys.readouterr().err
+
+
+def test_a_successor_takes_the_name_of_a_lost_instance_and_nobody_else():
+    async def life(fleet: GivenFleet) -> None:
+        assert fleet.connect("decode-0", "decode", "2") is None, "it is there"
+        assert fleet.connect("decode-7", "decode", "1") is None, "nobody knows it"
+        fleet.lose_instance("decode-0")
+        assert fleet.connect("decode-0", "decode", "1") is None, "of the lost incarnation"
+        assert fleet.connect("decode-0", "decode", "2") is not None
+        assert fleet.instances["decode-0"].state == "ready" and len(fleet.living) == 2
+
+    run(life)
+
+
+def test_short_rests_of_prompts_are_computed_by_the_decode_instance():
+    async def life(fleet: GivenFleet) -> None:
+        assert where(fleet, list(range(30))) == "prefill-0"
+        assert where(fleet, list(range(18))) == "decode-0"
+        assert where(fleet, list(range(30))) == "decode-0", "it has the first page"
+
+    run(life, "--prefill", "1", "--decode", "1", "--local-prefill-tokens", "20", "--max-num-seqs", "9")
+
+
+def test_prompts_go_where_they_are_computed_first():
+    async def life(fleet: GivenFleet) -> None:
+        fleet.instances["prefill-1"].rate.tokens_per_s = 4000.0  # four times as fast
+        went = [where(fleet, [i] * 100) for i in range(5)]
+        assert went.count("prefill-1") == 4 and went[0] == "prefill-1"
+
+    run(life, "--prefill", "2", "--decode", "1", "--max-num-seqs", "9")
+
+
+@pytest.mark.parametrize("balance, chosen", [("kv", "decode-1"), ("batch", "decode-0"), ("step", "decode-1")])
+def test_decodes_are_balanced_as_asked(balance, chosen):
+    """decode-0 has one sequence of many tokens, decode-1 two of few."""
+
+    async def life(fleet: GivenFleet) -> None:
+        for name, prompts in (("decode-0", [[1] * 400]), ("decode-1", [[2] * 9, [3] * 9])):
+            pool = fleet.instances[name].pool
+            for i, prompt in enumerate(prompts):
+                pool.router.assign(f"{name} {i}", prompt)
+        for one in fleet.living:
+            for rows, tokens in ((1, 10), (1, 500), (3, 10), (3, 500)):
+                one.steps.add_step(rows, tokens, 0.001 + 1e-5 * rows + 1e-4 * tokens)
+        instance = fleet._choose_decode([7] * 20)
+        assert instance is not None and str(instance) == chosen
+
+    run(life, "--prefill", "1", "--decode", "2", "--decode-balance", balance, "--max-num-seqs", "9")
+
+
+def test_a_decode_instance_without_room_is_passed_over():
+    async def life(fleet: GivenFleet) -> None:
+        fleet.instances["decode-0"].pool.router.assign("large", [1] * 1000)
+        assert {str(fleet._choose_decode([7] * 30)) for _ in range(8)} == {"decode-1"}
+        fleet.instances["decode-1"].pool.router.assign("large", [1] * 1000)
+        assert fleet._choose_decode([7] * 30) is not None, "it waits there"
+
+    run(life, "--prefill", "1", "--decode", "2", "--decode-balance", "batch")
+
+
+def test_a_request_is_taken_as_a_whole_or_refused():
+    async def life(fleet: GivenFleet) -> None:
+        params = SamplingParams(n=3, seed=1)
+        with pytest.raises(ApiError, match="the queue is full"):
+            fleet.submit([([1], params), ([2], params)])
+        assert fleet.num_sequences == 0 and fleet.sent("prefill-0") == []
+        assert len(fleet.submit([([1], params)]).request_ids) == 3
+
+    run(life)
+
+
+def test_stopping_tells_all_and_ends_when_all_have_left():
+    async def life(fleet: GivenFleet) -> None:
+        fleet.submit([([1], PARAMS)])
+        assert fleet.end_sequences() == 1 and fleet.num_sequences == 0
+        fleet.stop()
+        for name in ("prefill-0", "decode-0"):
+            assert isinstance(fleet.sent(name)[-1], msg.Stop)
+            assert not fleet.ended.is_set()
+            fleet.on_message(fleet.given[name], msg.Bye())
+            fleet.on_closed(fleet.given[name], False)
+        assert fleet.ended.is_set() and fleet.state == "stopping"
+
+    run(life)
+
+
+def test_figures_name_each_instance_and_number_ranks_over_all():
+    async def life(fleet: GivenFleet) -> None:
+        fleet.submit([(list(range(20)), PARAMS)])
+        stats = EngineStats(0, 1, 20, 1, 0, 0, 2, 0, 64, 3, 0.02, num_held_now=1)
+        fleet.report("decode-0", stats=stats)
+        document = instances_document(fleet)
+        assert [(one["name"], one["state"]) for one in document["instances"]] == [
+            ("prefill-0", "ready"),
+            ("decode-0", "ready"),
+        ]
+        assert document["instances"][0]["tokens"] == 20 and document["instances"][1]["held"] == 1
+        metrics = {each.name: each for each in InstanceCollector(fleet, fleet.options).collect()}
+        (sample,) = metrics["eprt_requests_held"].samples
+        assert (sample.labels, sample.value) == ({"rank": "1"}, 1)
+        tokens = {s.labels["instance"]: s.value for s in metrics["eprt_instance_tokens"].samples}
+        assert tokens == {"prefill-0": 20, "decode-0": 0}
+        assert [rank.pid for _, rank in sorted(fleet.ranks.items())] == [100, 101]
+
+    run(life)
