@@ -146,10 +146,10 @@ class RankConfig(msgspec.Struct, frozen=True):
     token: str  # see FrontendConfig
     launcher_pid: int
     joins: bool = False  # the others serve already: this process takes the place of a rank that was lost
+    variables: dict[str, str] = {}  # of eprt, in the launcher's environment
     instance: InstanceName | None = None  # that the rank is part of; num_ranks and the board are its own
     first_rank: int = 0  # ranks of this server on this host that are in other instances, before this one's
     num_host_ranks: int = 0  # ranks of this server on this host, in all instances; 0: num_ranks
-    variables: dict[str, str] = {}  # of eprt, in the launcher's environment
 
 
 def make_diagnose_dir(options: ServeOptions) -> None:

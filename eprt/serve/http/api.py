@@ -74,7 +74,6 @@ class Api:
         return Entrance(Starlette(routes=self.routes, exception_handlers=handlers), self._keys)  # type: ignore[arg-type]
 
     def _make_routes(self) -> list[Route]:
-        of_instance = "/v1/eprt/instances/{instance:str}/diagnose/page"
         return [
             Route("/health", self.health),
             Route("/ping", self.health, methods=["GET", "POST"]),
@@ -97,8 +96,8 @@ class Api:
             Route("/v1/eprt/diagnose/page", self.page_redirect),
             Route("/v1/eprt/diagnose/page/{path:path}", self.page),
             Route("/v1/eprt/instances", self.instances),
-            Route(of_instance, self.page_redirect),
-            Route(of_instance + "/{path:path}", self.page),
+            Route("/v1/eprt/instances/{instance:str}/diagnose/page", self.page_redirect),
+            Route("/v1/eprt/instances/{instance:str}/diagnose/page/{path:path}", self.page),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
             Route("/v1/eprt/ranks", self.ranks),
             Route("/v1/eprt/ranks/{rank:int}/retire", self.retire, methods=["POST"]),

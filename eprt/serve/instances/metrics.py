@@ -51,12 +51,24 @@ class InstanceCollector:
         yield series(GaugeMetricFamily, "eprt_instance_ranks", text, ("instance", "rank"), ranks)
         living = self._fleet.living
         for name, text, values in (
-            ("sequences", "Sequences that are there", [(one, one.pool.num_sequences) for one in living]),
-            ("tokens", "Tokens of these sequences", [(one, sum(one.pool.router.num_tokens)) for one in living]),
-            ("prefill_tokens_per_second", "Measured speed", [(one, one.rate.tokens_per_s) for one in living]),
-            ("predicted_step_seconds", "Of its slowest rank", [(one, one.predicted_step_s) for one in living]),
+            ("eprt_instance_sequences", "Sequences that are there", [(one, one.pool.num_sequences) for one in living]),
+            (
+                "eprt_instance_tokens",
+                "Tokens of these sequences",
+                [(one, sum(one.pool.router.num_tokens)) for one in living],
+            ),
+            (
+                "eprt_instance_prefill_tokens_per_second",
+                "Measured speed",
+                [(one, one.rate.tokens_per_s) for one in living],
+            ),
+            (
+                "eprt_instance_predicted_step_seconds",
+                "Of its slowest rank",
+                [(one, one.predicted_step_s) for one in living],
+            ),
         ):
-            yield series(GaugeMetricFamily, f"eprt_instance_{name}", text, ("instance",), values)
+            yield series(GaugeMetricFamily, name, text, ("instance",), values)
         yield CounterMetricFamily("eprt_instances_lost", "Instances lost while others served on", self._fleet.num_lost)
 
     def _handoffs(self) -> Iterable[Metric]:

@@ -130,3 +130,38 @@ def test_a_chat_template_of_a_file(tmp_path):
         parse_options(["--model", str(MODEL), "--chat-template", str(path)])
     path.write_text("{{ messages }}")
     assert parse_options(["--model", str(MODEL), "--chat-template", str(path)]).chat_template == str(path)
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--prefill", "1"], "--decode 0: must be at least 1"),
+        (["--prefill", "-1", "--decode", "1"], "--prefill -1: must be at least 0"),
+        (["--decode", "1", "--decode-ranks", "0"], "--decode-ranks 0: must be at least 1"),
+        (["--decode", "1", "--local-prefill-tokens", "-1"], "--local-prefill-tokens -1: must be at least 0"),
+        (["--decode", "1", "--handoff-timeout", "0"], "--handoff-timeout 0: must be above 0"),
+        (["--decode", "1", "--decode-balance", "rows"], "--decode-balance rows: must be step, kv or batch"),
+        (["--decode", "1", "-n", "2"], "-n 2: instances have ranks of their own: --prefill-ranks, --decode-ranks"),
+        (["--decode", "1", "--device", "cuda"], "--device cuda: instances run on CPUs only"),
+        (["--decode", "1", "--max-lost-ranks", "1"], "--max-lost-ranks 1: an instance is lost as a whole"),
+        (["--decode", "1", "--inject", "slow-rank:0:2x"], "--inject slow-rank:0:2x: names a rank of one group"),
+        (["--decode-ranks", "2"], "--decode-ranks 2: is of instances; give --prefill and --decode too"),
+        (["--handoff-timeout", "3"], "--handoff-timeout 3.0: is of instances"),
+    ],
+)
+def test_flags_of_instances_that_cannot_be_served_are_named(flags, words):
+    with pytest.raises(OptionError, match=f"^{words}"):
+        parse_options(["--model", str(MODEL), *flags])
+
+
+def test_instances_have_names_roles_and_ranks_in_order():
+    flags = ["--prefill", "2", "--decode", "1", "--prefill-ranks", "2", "--restart-lost-ranks"]
+    options = parse_options(["--model", str(MODEL), *flags])
+    assert options.instance_plan == [
+        ("prefill-0", "prefill", 2),
+        ("prefill-1", "prefill", 2),
+        ("decode-0", "decode", 1),
+    ]
+    assert (options.num_ranks, options.num_instances, options.engine.hands_over) == (5, 3, True)
+    plain = parse_options(["--model", str(MODEL)])
+    assert (plain.num_instances, plain.engine.hands_over, plain.local_prefill_tokens) == (0, False, 256)

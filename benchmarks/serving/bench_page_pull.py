@@ -1,0 +1,99 @@
+"""Pulled KV pages: speed against a plain copy of the same bytes, and damaged pages that are found.
+
+    python -m benchmarks.serving.bench_page_pull
+
+The cache has DeepSeek-V3's width (61 layers and the MTP layer, pages of 64 tokens in bf16); pages lie in it at random,
+as in a server that has run for a while. Both sides are in this process; the reader maps the memory as another's.
+
+    pull_ms      read_pages() of a prompt's pages
+    checked_ms   the same, and the checksums of what arrived, as a decode instance does
+    copy_ms      numpy's copy of as many bytes, in a row
+    ratio        copy_ms / pull_ms
+"""
+
+import argparse
+import random
+import sys
+
+import numpy as np
+import torch
+
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import measure
+from eprt.kv.pages import CachePages
+from eprt.kv.reader import open_reader
+
+NUM_RANKS = 0
+
+NUM_LAYERS, PAGE_SIZE, WIDTH = 62, 64, 576
+
+
+def _cache(num_pages: int) -> CachePages:
+    pages = CachePages()
+    pages.allocate_part((NUM_LAYERS, num_pages, PAGE_SIZE, WIDTH), torch.bfloat16)
+    pages.bytes_LPB[0][:] = 1  # taken from the system, as in a cache that has been used
+    return pages
+
+
+def _time(num_tokens: int, samples: int, rng: random.Random) -> dict[str, float]:
+    num = -(-num_tokens // PAGE_SIZE)
+    theirs, mine = _cache(2 * num), _cache(2 * num)
+    reader = open_reader(theirs.source)
+    from_pages, to_pages = rng.sample(range(2 * num), num), rng.sample(range(2 * num), num)
+    (mine_LPB,) = mine.bytes_LPB
+    plain_from, plain_to = (np.ones(num * NUM_LAYERS * PAGE_SIZE * WIDTH * 2, dtype=np.uint8) for _ in range(2))
+
+    def pull() -> None:
+        reader.read_pages(from_pages, [mine_LPB], to_pages)
+
+    def checked() -> None:
+        pull()
+        for page in to_pages:
+            mine.checksum(page)
+
+    times = measure(
+        {"pull": pull, "checked": checked, "copy": lambda: np.copyto(plain_to, plain_from)}, samples=samples, warmup=1
+    )
+    row = {"tokens": num_tokens, "mb": plain_from.nbytes / 1e6}
+    for name, timing in times.items():
+        row |= timing.columns(name, "ms")
+    row["pull_gb_per_s"] = plain_from.nbytes / times["pull"].median_s / 1e9
+    row["ratio"] = times["copy"].median_s / times["pull"].median_s
+    reader.close()
+    return row
+
+
+def _find_damage(num_pulls: int, rng: random.Random) -> dict[str, int]:
+    """One bit of a pulled prompt is flipped, each time another."""
+    theirs, mine = _cache(16), _cache(16)
+    reader, found = open_reader(theirs.source), 0
+    noise = np.random.default_rng(0).integers(0, 256, theirs.bytes_LPB[0].shape, dtype=np.uint8)
+    theirs.bytes_LPB[0][:] = noise
+    for _ in range(num_pulls):
+        pages = rng.sample(range(16), 8)
+        checksums = [theirs.checksum(page) for page in pages]
+        reader.read_pages(pages, mine.bytes_LPB, pages)
+        assert [mine.checksum(page) for page in pages] == checksums, "undamaged pages are accepted"
+        layer, page, at = rng.randrange(NUM_LAYERS), rng.choice(pages), rng.randrange(noise.shape[2])
+        mine.bytes_LPB[0][layer, page, at] ^= 1 << rng.randrange(8)
+        found += [mine.checksum(page) for page in pages] != checksums
+    return {"pulls": num_pulls, "found": found}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--samples", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    rng = random.Random(arguments.seed)
+    report = BenchmarkReport("page_pull", {"layers": NUM_LAYERS, "page_size": PAGE_SIZE, "width": WIDTH})
+    for num_tokens in (256, 1024, 4096):
+        report.add_row(part="speed", **_time(num_tokens, arguments.samples, rng))
+    damage = _find_damage(100, rng)
+    report.add_row(part="damage", **damage)
+    report.finish()
+    return 0 if damage["found"] == damage["pulls"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
