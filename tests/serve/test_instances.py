@@ -27,6 +27,13 @@ def document(server: RunningServer) -> dict[str, Any]:
     return httpx.get(f"{server.url}/v1/eprt/instances", timeout=PATIENCE_S).json()
 
 
+def rank_load(server: RunningServer, name: str) -> dict[str, Any]:
+    """The statistics of an instance's only rank."""
+    load = httpx.get(f"{server.url}/v1/eprt/load?instance={name}", timeout=PATIENCE_S).json()
+    (rank,) = load["ranks"]
+    return rank
+
+
 def ask(server: RunningServer, number: int, **fields) -> tuple[Any, ...]:
     """Tokens, log-probabilities, finish reason and usage."""
     prompt = f"What is {number} + {7 * number}? " * (1 + number % 5)
@@ -66,12 +73,11 @@ def test_answers_are_those_of_one_group_of_ranks(instances, alone):
     now = wait_quiet(instances)
     assert now["handoffs"]["num_done"] == 16 - sum(len(tokens) == 1 for tokens, *_ in alone)
     assert now["handoffs"]["num_failed"] == now["handoffs"]["num_late"] == 0
-    prefill, *decodes = (
-        httpx.get(f"{instances.url}/v1/eprt/load?instance={one['name']}", timeout=PATIENCE_S).json()["ranks"][0]
-        for one in now["instances"]
-    )
-    assert prefill["num_prompt_tokens"] and not any(one["num_prompt_tokens"] for one in decodes)
-    assert sum(one["num_pulled_pages"] for one in decodes) == now["handoffs"]["num_pulled"]
+    ranks = [rank_load(instances, one["name"]) for one in now["instances"]]
+    assert not any(one["num_prompt_tokens"] for one in ranks[1:]), "decode instances compute no prompt"
+    assert sum(one["num_pulled_pages"] for one in ranks[1:]) == now["handoffs"]["num_pulled"]
+    num_prompt = sum(usage[0] for *_, usage in alone)
+    wait_until(lambda: rank_load(instances, "prefill-0")["num_prompt_tokens"] == num_prompt, "its statistics")
 
 
 def test_the_second_turn_moves_only_new_pages(instances):

@@ -45,7 +45,7 @@ class Fleet:
         self.state, self.reason = "loading", "the model is loading"
         self.limits: RequestLimits | None = None  # once all instances of the start have loaded
         self.ready, self.ended = asyncio.Event(), asyncio.Event()
-        self.instances: dict[str, Instance] = {}  # the latest of each name
+        self.instances: dict[str, Instance] = {}  # the latest of each name, in the order of the flags
         self.num_lost = 0
         self.on_instance: list[Callable[[Instance], None]] = []  # called with each new one
         self.handoffs = Handoffs(self._choose_decode, self._choose_any, config.options.handoff_timeout_s)
@@ -209,7 +209,9 @@ class Fleet:
             return None
         latest = self.instances.get(name.name)
         if latest is None or (latest.state == "lost" and latest.name.incarnation != name.incarnation):
-            self.instances[name.name] = latest = self._make_instance(name)
+            latest = self._make_instance(name)
+            instances = self.instances | {name.name: latest}
+            self.instances = dict(sorted(instances.items(), key=lambda each: each[1].first_rank))
         return latest if latest.name.incarnation == name.incarnation and latest.state != "lost" else None
 
     def _make_instance(self, name: InstanceName) -> Instance:

@@ -37,7 +37,7 @@ class GivenFleet(Fleet):
         config = FrontendConfig(self.options, self.options.num_ranks or 0, "token", -1, -1)
         super().__init__(config, RequestMetrics(), lambda reason, rank: None)
         self.given: dict[str, Rank] = {}  # the latest of each instance
-        for name, role, _ in self.options.instance_plan:
+        for name, role, _ in reversed(self.options.instance_plan):
             self.connect(name, role, loads=loads)
 
     def connect(self, name: str, role: str, incarnation: str = "1", loads: bool = True, **other) -> Rank | None:

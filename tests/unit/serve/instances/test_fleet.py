@@ -33,6 +33,7 @@ def where(fleet: GivenFleet, prompt: list[int]) -> str:
 def test_it_serves_once_all_instances_of_the_start_have_loaded():
     async def life(fleet: GivenFleet) -> None:
         assert fleet.state == "loading"
+        assert list(fleet.instances) == ["prefill-0", "decode-0"], "in the order of the flags"
         fleet.on_message(fleet.given["prefill-0"], msg.Ready(info("a", kv_tokens=64)))
         assert fleet.state == "loading" and fleet.limits is None
         fleet.on_message(fleet.given["decode-0"], msg.Ready(info("b")))
@@ -162,6 +163,6 @@ def test_figures_name_each_instance_and_number_ranks_over_all():
         assert (sample.labels, sample.value) == ({"rank": "1"}, 1)
         tokens = {s.labels["instance"]: s.value for s in metrics["eprt_instance_tokens"].samples}
         assert tokens == {"prefill-0": 20, "decode-0": 0}
-        assert [rank.pid for _, rank in sorted(fleet.ranks.items())] == [100, 101]
+        assert [rank.pid for _, rank in sorted(fleet.ranks.items())] == [101, 100]
 
     run(life)
