@@ -46,6 +46,7 @@ class MemoryPlan:
     cache: CacheSize
     share: int | None  # memory there is for one rank; None: unknown
     fraction: float
+    has_cache_size: bool  # --kv-cache-gb says it
 
     @staticmethod
     def for_rank(
@@ -69,7 +70,8 @@ class MemoryPlan:
             share = machine.memory_bytes() // (ranks_on_host or num_ranks)
         left = GB if share is None else int(fraction * share) - dense - experts - exchange - program
         cache = CacheSize.for_config(engine, config, config.dtype, left)
-        return MemoryPlan(device, dense, experts, exchange, program, left, cache, share, fraction)
+        has_cache_size = engine.kv_cache_gb is not None
+        return MemoryPlan(device, dense, experts, exchange, program, left, cache, share, fraction, has_cache_size)
 
     @property
     def total(self) -> int:
@@ -110,8 +112,12 @@ class MemoryPlan:
         ]
         if self.device == "cuda":
             rows[3:5] = [(f"exchange and steps, at most {1 - self.fraction:.0%}", "of the GPU's memory")]
+        if self.share is None and not self.has_cache_size:
+            text = f"what --memory-fraction leaves: {self.cache.num_tokens} tokens in {_size(self.cache.num_bytes)}"
+            rows[2] = ("KV cache", text)
+            rows[4] = ("together, with that cache", _size(self.total))
         lines = [f"{name:34} {text}" for name, text in rows]
-        lines += [f"note: {self.cache.note}"] if self.cache.note else []
+        lines += [f"note: {self.cache.note}"] if self.cache.note and self.share is not None else []
         if self.share is None:
             return "\n".join([*lines, "whether it fits is not known: there is no GPU here"])
         return "\n".join([*lines, "it fits" if self.fits else "it does not fit"])

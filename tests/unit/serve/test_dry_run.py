@@ -27,7 +27,8 @@ def test_without_a_gpu_nothing_is_promised_of_one(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert program.main(["--model", str(MODEL), "--dry-run", "--device", "cuda"]) == 1
     told = capsys.readouterr().out
-    assert "the GPU's memory                   unknown" in told
+    assert "the GPU's memory                   unknown" in told and "KV cache   " in told
+    assert "what --memory-fraction leaves: 524288 tokens in 0.38 GB" in told
     assert told.endswith("whether it fits is not known: there is no GPU here\n")
 
 
