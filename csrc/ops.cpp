@@ -14,6 +14,7 @@
 #include "cpu/draw.h"
 #include "cpu/gate.h"
 #include "cpu/gemm.h"
+#include "cpu/index_topk.h"
 #include "cpu/isa.h"
 #include "cpu/mla.h"
 #include "cpu/rowwise.h"
@@ -263,6 +264,37 @@ int64_t mla_extend(Tensor q_nope_TNC, Tensor q_rope_TNR, Tensor kv_pages, Tensor
   return bad;
 }
 
+int64_t index_topk(Tensor query_TND, Tensor weight_TN, Tensor key_pages, Tensor page_table_BP, Tensor request_T,
+                   Tensor length_T, Tensor slot_TK, int64_t num_threads) {
+  const bool is_fp8 = key_pages.scalar_type() == ScalarType::Byte;
+  const eprt::IndexArgs args{.query = query_TND.data_ptr(),
+                             .query_row = query_TND.stride(0),
+                             .query_head = query_TND.stride(1),
+                             .query_type = dtype_of(query_TND),
+                             .weight = static_cast<const float*>(weight_TN.data_ptr()),
+                             .keys = key_pages.data_ptr(),
+                             .key_page = key_pages.stride(0),
+                             .key_row = key_pages.stride(1),
+                             .num_pages = key_pages.size(0),
+                             .page_size = key_pages.size(1),
+                             .key_type = is_fp8 ? eprt::Dtype::kFp8E4M3 : dtype_of(key_pages),
+                             .page_table = static_cast<const int32_t*>(page_table_BP.data_ptr()),
+                             .page_table_row = page_table_BP.stride(0),
+                             .page_table_width = page_table_BP.size(1),
+                             .request = static_cast<const int32_t*>(request_T.data_ptr()),
+                             .length = static_cast<const int32_t*>(length_T.data_ptr()),
+                             .slot = static_cast<int32_t*>(slot_TK.data_ptr()),
+                             .num_rows = query_TND.size(0),
+                             .num_requests = page_table_BP.size(0),
+                             .heads = query_TND.size(1),
+                             .size = query_TND.size(2),
+                             .top_k = slot_TK.size(1),
+                             .num_threads = static_cast<int>(num_threads)};
+  const int64_t bad = eprt::index_first_bad_row(args);
+  if (bad < 0) eprt::index_topk(args);
+  return bad;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(eprt, m) {
@@ -297,6 +329,9 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def(
       "mla_extend(Tensor q_nope_TNC, Tensor q_rope_TNR, Tensor kv_pages, Tensor page_table_BP, Tensor seq_len_B, "
       "Tensor query_start_B1, Tensor w_kv_b, float softmax_scale, Tensor(a!) out_TNV, int num_threads) -> int");
+  m.def(
+      "index_topk(Tensor query_TND, Tensor weight_TN, Tensor key_pages, Tensor page_table_BP, Tensor request_T, "
+      "Tensor length_T, Tensor(a!) slot_TK, int num_threads) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(eprt, CPU, m) {
@@ -308,6 +343,7 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CPU, m) {
   m.impl("cache_insert", TORCH_BOX(&cache_insert));
   m.impl("mla_decode", TORCH_BOX(&mla_decode));
   m.impl("mla_extend", TORCH_BOX(&mla_extend));
+  m.impl("index_topk", TORCH_BOX(&index_topk));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {

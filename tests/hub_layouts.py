@@ -133,6 +133,28 @@ V3: dict[str, Any] = {
     "v_head_dim": 128,
     "vocab_size": 129280,
 }
+V32: dict[str, Any] = {
+    **{name: value for name, value in V3.items() if name != "auto_map"},
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 2048,
+    "model_type": "deepseek_v32",
+    "quantization_config": {**V3["quantization_config"], "scale_fmt": "ue8m0"},
+}
+# As transformers 5 saves V3.2 again: fields that its class does not know are gone, layers are listed one by one.
+_NOT_RESAVED = ("quantization_config", "scoring_func", "topk_method", "moe_layer_freq", "ep_size", "torch_dtype")
+_NOT_RESAVED += ("rope_scaling", "rope_theta", "num_nextn_predict_layers")
+V32_RESAVED = {name: value for name, value in V32.items() if name not in _NOT_RESAVED} | {
+    "dtype": "bfloat16",
+    "head_dim": 64,
+    "layer_types": ["indexed_attention"] * 61,
+    "mlp_bias": False,
+    "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58,
+    "pad_token_id": None,
+    "rope_parameters": {**V3["rope_scaling"], "rope_theta": 10000, "rope_type": "yarn"},
+    "transformers_version": "5.23.0",
+}
 _UE8M0 = {**V3["quantization_config"], "scale_fmt": "ue8m0"}
 # Converted by fp8_cast_bf16.py of DeepSeek's repository, which leaves config.json alone, ...
 _BF16 = {name: value for name, value in V3.items() if name != "quantization_config"}
@@ -166,7 +188,7 @@ class Release:
 
     @property
     def is_v3(self) -> bool:
-        return self.config["model_type"] == "deepseek_v3"
+        return self.config["model_type"] in ("deepseek_v3", "deepseek_v32")
 
 
 _R1_SAMPLING = {"_from_model_config": True, "do_sample": True, "temperature": 0.6, "top_p": 0.95}
@@ -187,6 +209,9 @@ RELEASES: dict[str, Release] = {
         {**V3, "quantization_config": _UE8M0}, **_FP8, template_in="chat_template.jinja", power_of_two_scales=True
     ),
     "V3.1-Terminus": Release({**V3, "quantization_config": _UE8M0}, **_FP8, power_of_two_scales=True),
+    "V3.2-Exp": Release(V32, **_FP8, power_of_two_scales=True),
+    "V3.2": Release(V32, **_FP8, template_in="", power_of_two_scales=True, generation_config=_R1_SAMPLING),
+    "V3.2-resaved": Release(V32_RESAVED, template_in="chat_template.jinja"),
     "V3-bf16": Release(_BF16, 3, 163, mtp=True),
     "V3-bf16-no-mtp": Release(_BF16, 3, 163, template_in="chat_template.json"),
     "V3-bf16-old-config": Release({**V3, "num_nextn_predict_layers": 0}, 3, 163, mtp=True),
@@ -206,6 +231,8 @@ def scaled_config(release: Release, num_layers: int | None = None) -> dict[str, 
         "eos_token_id": 1,
     }
     c["q_lora_rank"] = c["q_lora_rank"] and 48
+    if "index_topk" in c:
+        c |= {"index_head_dim": 32, "index_n_heads": 16, "index_topk": 8}
     c["num_hidden_layers"] = num_layers or c["num_hidden_layers"]
     return c
 
@@ -263,11 +290,18 @@ def tensor_shapes(c: dict[str, Any], mtp: bool) -> Iterator[tuple[str, tuple[int
         yield f"{p}self_attn.o_proj.weight", (hidden, heads * c["v_head_dim"])
         yield f"{p}input_layernorm.weight", (hidden,)
         yield f"{p}post_attention_layernorm.weight", (hidden,)
+        if "index_topk" in c:
+            indexer, size = f"{p}self_attn.indexer.", c["index_head_dim"]
+            yield f"{indexer}wq_b.weight", (c["index_n_heads"] * size, c["q_lora_rank"])
+            yield f"{indexer}wk.weight", (size, hidden)
+            yield f"{indexer}k_norm.weight", (size,)
+            yield f"{indexer}k_norm.bias", (size,)
+            yield f"{indexer}weights_proj.weight", (c["index_n_heads"], hidden)
         if layer < c["first_k_dense_replace"]:
             yield from _mlp(f"{p}mlp.", hidden, c["intermediate_size"])
             continue
         yield f"{p}mlp.gate.weight", (c["n_routed_experts"], hidden)
-        if c["scoring_func"] == "sigmoid":
+        if c.get("scoring_func", "sigmoid") == "sigmoid":
             yield f"{p}mlp.gate.e_score_correction_bias", (c["n_routed_experts"],)
         yield from _mlp(f"{p}mlp.shared_experts.", hidden, c["n_shared_experts"] * c["moe_intermediate_size"])
         for expert in range(c["n_routed_experts"]):
@@ -282,6 +316,10 @@ def _mlp(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[int,
     yield f"{prefix}down_proj.weight", (hidden, width)
 
 
+_FP8_MATRICES = ("_proj.weight", "_with_mqa.weight", "indexer.wq_b.weight", "indexer.wk.weight")
+_NOT_FP8 = ("eh_proj.weight", "weights_proj.weight")
+
+
 def _tensors(release: Release, c: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     torch.manual_seed(0)
     for name, shape in tensor_shapes(c, release.mtp):
@@ -289,7 +327,7 @@ def _tensors(release: Release, c: dict[str, Any]) -> Iterator[tuple[str, Tensor]
             yield name, (1 + 0.1 * torch.randn(shape)).bfloat16()
         elif name.endswith("e_score_correction_bias"):
             yield name, 0.1 * torch.randn(shape)
-        elif not release.fp8 or not name.endswith(("_proj.weight", "_with_mqa.weight")) or "eh_proj" in name:
+        elif not release.fp8 or not name.endswith(_FP8_MATRICES) or name.endswith(_NOT_FP8):
             yield name, (torch.randn(shape) * shape[-1] ** -0.5).bfloat16()
         else:
             yield name, (32 * torch.randn(shape)).to(torch.float8_e4m3fn)

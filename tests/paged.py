@@ -9,6 +9,7 @@ from eprt import ops
 from eprt.engine.cache_format import CacheFormat
 from eprt.layers.batch import ForwardBatch, Split
 from eprt.layers.layer_cache import LayerCache
+from eprt.ops.index_format import IndexFormat, hadamard
 from eprt.ops.kv_format import KVFormat
 
 
@@ -126,8 +127,14 @@ class PagedRunner:
 def fp8_cache_is_a_cache_of_rounded_entries(model, prompt: list[int]) -> None:
     """Of a float32 model: a prompt, whole; again behind a shared prefix, in chunks; decodes. What an fp8 cache gives is
     what a plain cache gives whose entries were rounded to fp8 and back."""
-    insert, config = ops.latent_insert, model.config
+    insert, index_insert, config = ops.latent_insert, ops.index_insert, model.config
     entry = KVFormat(config.kv_lora_rank, config.qk_rope_head_dim, torch.uint8)
+
+    def rounding_keys(key_pages: Tensor, kv_slot_T: Tensor, key_TD: Tensor) -> None:
+        """Transformed, rounded, transformed back: the matrix is symmetric."""
+        size = key_TD.shape[1]
+        matrix, key_entry = hadamard(size, key_TD.dtype, key_TD.device) * size**-0.5, IndexFormat(size, torch.uint8)
+        index_insert(key_pages, kv_slot_T, key_entry.decode(key_entry.encode(key_TD @ matrix)) @ matrix)
 
     def rounding(kv_pages: Tensor, kv_slot_T: Tensor, *rest) -> None:
         insert(kv_pages, kv_slot_T, *rest)
@@ -143,10 +150,10 @@ def fp8_cache_is_a_cache_of_rounded_entries(model, prompt: list[int]) -> None:
         return [whole, behind, torch.tensor(runner.continue_greedy(first, whole, 8), dtype=torch.float32)]
 
     got = outputs("fp8")
-    ops.latent_insert = rounding
+    ops.latent_insert, ops.index_insert = rounding, rounding_keys
     try:
         want = outputs("auto")
     finally:
-        ops.latent_insert = insert
+        ops.latent_insert, ops.index_insert = insert, index_insert
     for a, b in zip(got, want):
         assert a.shape == b.shape and (a - b).abs().max() < 1e-3, (a - b).abs().max()

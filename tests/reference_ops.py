@@ -13,6 +13,7 @@ from torch import Tensor
 from eprt.ops.attention import PagedContext
 from eprt.ops.elementwise import Rotation
 from eprt.ops.gate import GateRule
+from eprt.ops.index_format import IndexFormat
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
@@ -174,3 +175,27 @@ def draw_probs(
         num_kept = int((mass_K < p * mass_K[-1]).sum()) + 1
         prob_V[order_V[num_kept:]] = 0
     return prob_YV
+
+
+def index_topk(
+    query_TND: Tensor,
+    weight_TN: Tensor,
+    key_pages: Tensor,
+    page_table_BP: Tensor,
+    request_T: Tensor,
+    length_T: Tensor,
+    top_k: int,
+) -> Tensor:
+    """The slots of each query's best tokens, in order of position; of equal scores, those of the lower positions."""
+    T, _, D = query_TND.shape
+    slot_TK = torch.full((T, top_k), -1, dtype=torch.int32)
+    page_size = key_pages.shape[1]
+    for t in range(T):
+        length, table_P = int(length_T[t]), page_table_BP[int(request_T[t])].long()
+        position = torch.arange(length)
+        slot = table_P[position // page_size] * page_size + position % page_size
+        keys = IndexFormat(D, key_pages.dtype).decode(key_pages.view(-1, key_pages.shape[2])[slot])
+        score = (weight_TN[t][:, None] * torch.relu(query_TND[t].float() @ keys.T)).sum(0)
+        order = score.sort(descending=True, stable=True).indices[:top_k]
+        slot_TK[t, : len(order)] = slot[order.sort().values].int()
+    return slot_TK

@@ -77,6 +77,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "first_k_dense_replace": 0,
     },
+    # As many index heads as the release has: with few, scores tie at zero.
+    "v32": {
+        "kind": "v32",
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "index_topk": 12,
+        "index_head_dim": 16,
+        "index_n_heads": 64,
+    },
 }
 
 
@@ -85,14 +93,14 @@ def make_variant(name: str, **overrides: Any) -> Any:
 
 
 def make_model(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any):
-    """A random transformers model of kind "v2" or "v3", in eval mode, with every term made visible in its logits."""
-    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
+    """A random transformers model of kind "v2", "v3" or "v32", in eval mode, with every term made visible in its
+    logits."""
+    import transformers
 
     torch.manual_seed(seed)
-    if kind == "v2":
-        config, cls = DeepseekV2Config(**{**V2, **overrides}), DeepseekV2ForCausalLM
-    else:
-        config, cls = DeepseekV3Config(**{**V3, **overrides}), DeepseekV3ForCausalLM
+    name = f"Deepseek{kind.upper()}"
+    config = getattr(transformers, f"{name}Config")(**{**(V2 if kind == "v2" else V3), **overrides})
+    cls = getattr(transformers, f"{name}ForCausalLM")
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     model = cls(config).eval()
@@ -132,6 +140,10 @@ def save(model, directory: Path, *, old_rope_spelling: bool = False, **save_opti
     return directory
 
 
+# On disk; the weights of the index heads stay as they are.
+_FP8_MATRICES = ("_proj.weight", "_with_mqa.weight", ".indexer.wq_b.weight", ".indexer.wk.weight")
+
+
 def quantize_checkpoint(directory: Path) -> None:
     """Turns a saved checkpoint's matrices into fp8 with 128x128 block scales, as DeepSeek publishes them, and rounds
     nothing else. Written here a second time so that the goldens owe nothing to eprt."""
@@ -140,7 +152,7 @@ def quantize_checkpoint(directory: Path) -> None:
     path = directory / "model.safetensors"
     tensors = load_file(path)
     for name, tensor in list(tensors.items()):
-        if name.endswith("_proj.weight") or name.endswith("_with_mqa.weight"):
+        if name.endswith(_FP8_MATRICES) and not name.endswith(".weights_proj.weight"):
             tensors[name], tensors[f"{name}_scale_inv"] = to_fp8_blocks(tensor.float())
     save_file(tensors, path, metadata={"format": "pt"})
     config = json.loads((directory / "config.json").read_text())
@@ -165,11 +177,17 @@ def to_fp8_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     return quantized, scale
 
 
+def _is_fp8(name: str) -> bool:
+    """Of a parameter: whether quantize_checkpoint touches it."""
+    in_attention = "_proj" in name and "weights_proj" not in name
+    return (in_attention or name.endswith(_FP8_MATRICES[2:])) and not name.endswith("bias")
+
+
 @torch.no_grad()
 def round_to_fp8_blocks(model) -> None:
     """Gives every matrix that quantize_checkpoint touches the value it has after quantisation."""
     for name, tensor in model.named_parameters():
-        if "_proj" in name and not name.endswith("bias"):
+        if _is_fp8(name):
             for matrix in tensor.unbind() if tensor.ndim == 3 else [tensor]:
                 # transformers keeps gate and up of an expert in one matrix; on disk they are two.
                 for part in matrix.chunk(2) if "gate_up" in name else [matrix]:
@@ -183,7 +201,7 @@ def fp8_activations(model) -> Iterator[None]:
     """transformers' products with the matrices of round_to_fp8_blocks round their activations to e4m3, in blocks of 128
     columns; not those with kv_b_proj, which an absorbed attention has no product with."""
     linear = torch.nn.functional.linear
-    rounded = [t for name, t in model.named_parameters() if "_proj" in name and "kv_b_proj" not in name and t.ndim > 1]
+    rounded = [t for name, t in model.named_parameters() if _is_fp8(name) and "kv_b_proj" not in name and t.ndim > 1]
     starts = {t.data_ptr(): t.data_ptr() + t.nbytes for t in rounded}
 
     def rounding(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -115,7 +115,8 @@ class Runner:
             row_B = np.concatenate((row_B, np.array(chunk_row, dtype=np.int64)))
             seq_len_B = np.append(seq_len_B, np.array(chunk_len, dtype=np.int32))
             query_start_B1 = np.append(query_start_B1, np.array(ends, dtype=np.int32))
-        num_pages = -(-int(seq_len_B.max(initial=0)) // self.page_size)
+        longest = int(seq_len_B.max(initial=0))
+        num_pages = -(-longest // self.page_size)
         arrays = {
             "token_id_T": self.token_id_T[:num_tokens],
             "position_T": self.position_T[:num_tokens],
@@ -136,6 +137,7 @@ class Runner:
             overlap_sms=overlap_sms,
             split=Split.in_middle(query_start_B1.tolist()) if overlap == "tbo" else None,
             num_context=int(seq_len_B[num_decode:].sum()),
+            longest=longest,
         )
         if self.last_token_M is not None:
             num = len(schedule.decodes)

@@ -51,6 +51,7 @@ class ForwardBatch:
     split: Split | None = None  # for "tbo"
     first_row: int = 0  # of the step's rows, the first that is here (second halves)
     num_context: int | None = None  # sum of seq_len_B behind the decodes, or more; None where the host does not know
+    longest: int | None = None  # the largest of seq_len_B, or more; None where the host does not know
 
     @property
     def num_tokens(self) -> int:

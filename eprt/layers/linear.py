@@ -40,12 +40,17 @@ class JoinedLinear:
         if _can_be_joined(parts):
             self.parts = [_joined(parts)]
 
+    def __call__(self, x_TK: Tensor) -> Sequence[Tensor]:
+        """Each one's product. Rows lie apart."""
+        if len(self.parts) == 1:
+            return self.parts[0](x_TK).split(self.sizes, dim=-1)
+        return [part(x_TK) for part in self.parts]
+
     def of_norm(self, x_TK: Tensor, norm: RMSNorm) -> Sequence[Tensor]:
-        """Each one's product with norm(x). Rows lie apart."""
+        """The products with norm(x)."""
         if len(self.parts) == 1:
             return self.parts[0].of_norm(x_TK, norm).split(self.sizes, dim=-1)
-        x_TK = norm(x_TK)
-        return [part(x_TK) for part in self.parts]
+        return self(norm(x_TK))
 
 
 def _can_be_joined(parts: Sequence[Linear]) -> bool:

@@ -50,10 +50,14 @@ class MLA:
 
     def _queries(self, q_TA: Tensor) -> tuple[Tensor, Tensor]:
         """Not rotated yet."""
-        w, c = self.weights, self.config
+        w = self.weights
         if w.q_a_norm is not None:
             assert w.q_b is not None
             q_TA = w.q_b.of_norm(q_TA, w.q_a_norm)
+        return self._parts_of_heads(q_TA)
+
+    def _parts_of_heads(self, q_TA: Tensor) -> tuple[Tensor, Tensor]:
+        c = self.config
         q = q_TA.view(-1, c.num_attention_heads, c.qk_head_dim)
         q_nope, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
         return q_nope, q_rope

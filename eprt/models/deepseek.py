@@ -1,4 +1,6 @@
-"""DeepseekModel: DeepSeek V2, V3 and R1. One forward per step, over a batch that mixes prompts and single new tokens.
+"""DeepseekModel: DeepSeek V2, V3, R1 and V3.2.
+
+One forward per step, over a batch that mixes prompts and single new tokens.
 
 T tokens, H hidden size, X rows whose logits are wanted, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""DeepSeek V2, V3 and R1 from a checkpoint: each rank reads every dense tensor, but only its own experts."""
+"""DeepSeek V2, V3, R1 and V3.2 from a checkpoint: each rank reads every dense tensor, but only its own experts."""
 
 import logging
 import time
@@ -8,18 +8,20 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor
 
-from eprt.config import EngineConfig, ModelConfig
+from eprt.config import EngineConfig, IndexerConfig, ModelConfig
 from eprt.ep.exchange import Exchange, make_exchange
 from eprt.ep.group.agreement import all_or_none, first_difference
 from eprt.ep.group.group import EPGroup
 from eprt.ep.placement.slot_map import SlotMap
 from eprt.layers.experts import ExpertPool
-from eprt.layers.linear import JoinedLinear, Linear, as_format
+from eprt.layers.indexer import Indexer, IndexerWeights
+from eprt.layers.linear import JoinedLinear, Linear, as_format, plain_weight
 from eprt.layers.mla import LATENT_NORM_EPS, MLA, MLAWeights
 from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import cos_sin_table
+from eprt.layers.sparse_mla import SparseMLA
 from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint, TensorSource
 from eprt.models.deepseek import DecoderLayer, DeepseekModel, MtpLayer
 from eprt.models.deepseek_tensors import check_mtp, check_tensors, expected_tensors, is_skipped
@@ -81,7 +83,7 @@ def open_checkpoint(engine: EngineConfig, config: ModelConfig, device: torch.dev
 def _check_same_model(group: EPGroup, model_dir: str, config: ModelConfig, fingerprint: str) -> None:
     """Every rank may read a directory of its own host. ValueError, on all ranks, if they hold different models."""
     fields = asdict(config)
-    for part in ("moe", "rope"):
+    for part in ("moe", "rope", "indexer"):
         fields |= {f"{part}.{name}": value for name, value in (fields.pop(part) or {}).items()}
     differs = first_difference(group, {**fields, "weights": fingerprint})
     if differs is None:
@@ -163,7 +165,21 @@ class _Builder:
             w_kv_b=as_format(self.checkpoint.read_weight(f"{prefix}kv_b_proj.weight"), "same", c.dtype).data,
             o=self.linear(f"{prefix}o_proj"),
         )
-        return MLA(c, weights, self.cos_sin_PR)
+        if c.indexer is None:
+            return MLA(c, weights, self.cos_sin_PR)
+        return SparseMLA(c, weights, self.indexer(c.indexer, f"{prefix}indexer."), self.cos_sin_PR)
+
+    def indexer(self, config: IndexerConfig, prefix: str) -> Indexer:
+        """Its norm and the weights of its heads compute in fp32."""
+        read = self.checkpoint.read
+        weights = IndexerWeights(
+            query=self.linear(f"{prefix}wq_b"),
+            key=self.linear(f"{prefix}wk"),
+            key_norm_D=read(f"{prefix}k_norm.weight").float(),
+            key_norm_bias_D=read(f"{prefix}k_norm.bias").float(),
+            head_weights=Linear(plain_weight(read(f"{prefix}weights_proj.weight"))),
+        )
+        return Indexer(config, weights, self.cos_sin_PR)
 
     def moe(self, prefix: str, layer_idx: int) -> EPMoE:
         assert self.config.moe is not None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-from eprt.config import ModelConfig
+from eprt.config import IndexerConfig, ModelConfig
 from eprt.models.checkpoint import FP8, SCALE_SUFFIX, Checkpoint, CheckpointError
 from eprt.ops.weight import BLOCK
 
@@ -59,11 +59,22 @@ def _attention(c: ModelConfig, prefix: str) -> Iterator[tuple[str, Kind]]:
     yield f"{prefix}kv_a_layernorm.weight", ((c.kv_lora_rank,), False)
     yield f"{prefix}kv_b_proj.weight", ((heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank), True)
     yield f"{prefix}o_proj.weight", ((c.hidden_size, heads * c.v_head_dim), True)
+    if c.indexer is not None:
+        yield from _indexer(c, c.indexer, f"{prefix}indexer.")
     if c.attention_bias:
         if c.q_lora_rank is not None:
             yield f"{prefix}q_a_proj.bias", ((c.q_lora_rank,), False)
         yield f"{prefix}kv_a_proj_with_mqa.bias", ((c.kv_dim,), False)
         yield f"{prefix}o_proj.bias", ((c.hidden_size,), False)
+
+
+def _indexer(c: ModelConfig, indexer: IndexerConfig, prefix: str) -> Iterator[tuple[str, Kind]]:
+    assert c.q_lora_rank is not None
+    yield f"{prefix}wq_b.weight", ((indexer.num_heads * indexer.head_dim, c.q_lora_rank), True)
+    yield f"{prefix}wk.weight", ((indexer.head_dim, c.hidden_size), True)
+    yield f"{prefix}k_norm.weight", ((indexer.head_dim,), False)
+    yield f"{prefix}k_norm.bias", ((indexer.head_dim,), False)
+    yield f"{prefix}weights_proj.weight", ((indexer.num_heads, c.hidden_size), False)
 
 
 def _swiglu(prefix: str, hidden: int, intermediate: int) -> Iterator[tuple[str, Kind]]:

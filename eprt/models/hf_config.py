@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
-from eprt.config import EngineConfig, ModelConfig, MoEConfig, RopeConfig
+from eprt.config import EngineConfig, IndexerConfig, ModelConfig, MoEConfig, RopeConfig
 from eprt.models.config_file import ConfigFile
 from eprt.models.generation_config import open_generation_config
 from eprt.models.model_types import take_model_type, take_quant_method
 
 # float16 checkpoints compute in float32, which holds their values exactly; bfloat16 would round them.
 _COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float32}
+
+# What transformers' releases call the attention of every layer of V3.2.
+_SPARSE_LAYERS = ("indexed_attention", "deepseek_sparse_attention")
 
 
 def read_model_config(engine: EngineConfig) -> ModelConfig:
@@ -40,7 +43,7 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
         qk_nope_head_dim=file.size("qk_nope_head_dim"),
         qk_rope_head_dim=file.size("qk_rope_head_dim"),
         v_head_dim=file.size("v_head_dim"),
-        first_k_dense_replace=file.integer("first_k_dense_replace", 3 if model_type == "deepseek_v3" else 0),
+        first_k_dense_replace=_num_dense_layers(file, model_type),
         moe=_moe_config(file, engine, model_type, dtype),
         dtype=dtype,
         rope=_rope_config(file),
@@ -53,6 +56,30 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
         bos_token_id=file.take("bos_token_id", int, None),
         eos_token_ids=_eos_token_ids(file, open_generation_config(engine)),
         quant_method=take_quant_method(file),
+        indexer=_indexer_config(file) if model_type == "deepseek_v32" else None,
+    )
+
+
+def _num_dense_layers(file: ConfigFile, model_type: str) -> int:
+    """Leading layers without experts: their number, or the kind of each layer (transformers' spelling)."""
+    kinds = file.take("mlp_layer_types", list, None)
+    if kinds is None or file.fields.get("first_k_dense_replace") is not None:
+        return file.integer("first_k_dense_replace", 0 if model_type == "deepseek_v2" else 3)
+    num_dense = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+    if kinds != ["dense"] * num_dense + ["sparse"] * (len(kinds) - num_dense):
+        raise ValueError(f"{file.where}: mlp_layer_types={kinds} is not supported, only 'dense' layers before 'sparse'")
+    return num_dense
+
+
+def _indexer_config(file: ConfigFile) -> IndexerConfig:
+    kinds = file.take("layer_types", list, [])
+    if any(kind not in _SPARSE_LAYERS for kind in kinds):
+        raise ValueError(f"{file.where}: layer_types={kinds} is not supported, only {' or '.join(_SPARSE_LAYERS)}")
+    return file.build(
+        IndexerConfig,
+        num_heads=file.size("index_n_heads", 64),
+        head_dim=file.size("index_head_dim", 128),
+        top_k=file.size("index_topk", 2048),
     )
 
 
@@ -92,7 +119,7 @@ def _moe_config(file: ConfigFile, engine: EngineConfig, model_type: str, dtype: 
         payload=engine.ep_payload,
         weight_format=engine.quantization or "same",
         dtype=dtype,
-        **(_v3_gate(file) if model_type == "deepseek_v3" else _v2_gate(file, top_k)),
+        **(_v2_gate(file, top_k) if model_type == "deepseek_v2" else _v3_gate(file)),
     )
 
 

@@ -12,7 +12,7 @@ from eprt.models.model import Model
 from eprt.models.model_types import take_model_type
 
 # model_type of config.json -> its loader; all have the signature of load_deepseek.
-_LOADERS = {"deepseek_v2": load_deepseek, "deepseek_v3": load_deepseek}
+_LOADERS = {"deepseek_v2": load_deepseek, "deepseek_v3": load_deepseek, "deepseek_v32": load_deepseek}
 
 
 def load_model(engine: EngineConfig, group: EPGroup, progress: Progress | None = None) -> Model:

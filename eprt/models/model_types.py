@@ -5,11 +5,10 @@ Loads no torch, so that a server refuses at once. Knows nothing of what the mode
 
 from eprt.models.config_file import ConfigFile
 
-SERVED = ("deepseek_v2", "deepseek_v3")
+SERVED = ("deepseek_v2", "deepseek_v3", "deepseek_v32")
 # Models of the same family that are not served yet, and what to serve instead.
 _NOT_YET = {
-    "deepseek_v32": "DeepSeek V3.2's sparse attention is not implemented; DeepSeek-V3.1-Terminus is served",
-    "deepseek_v4": "DeepSeek V4's attention and experts are not implemented; DeepSeek-V3.1-Terminus is served",
+    "deepseek_v4": "DeepSeek V4's attention and experts are not implemented; DeepSeek-V3.2 is served",
 }
 _OTHER_FORMATS = "use the fp8 or bf16 release of the model (--quantization int8 makes 8-bit weights of either)"
 

@@ -49,9 +49,9 @@ class WeightMemory:
 
     def _tensor_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         part, itemsize = name.split(".")[-2], self._config.dtype.itemsize
-        if name.endswith(".bias") or name.endswith("e_score_correction_bias"):
+        if name.endswith((".bias", "e_score_correction_bias")) or part == "k_norm":
             return shape[0] * _FLOAT32
-        if part == "gate":  # the router's: as it is in the files
+        if part in ("gate", "weights_proj"):  # as they are in the files
             given = self._checkpoint.tensors[name]
             return given.num_bytes * (2 if given.dtype == "F16" else 1)
         if len(shape) == 1 or part in ("embed_tokens", "lm_head", "kv_b_proj"):

@@ -3,7 +3,7 @@
 Knows tensors and their formats, nothing of layers, ranks or requests.
 """
 
-from eprt.ops import attention, checksum, choices, elementwise, replicas, rows
+from eprt.ops import attention, checksum, choices, elementwise, indexer, replicas, rows
 from eprt.ops import gate as gates
 from eprt.ops import linear as products
 from eprt.ops.by_device import by_device, gpu_only
@@ -20,8 +20,11 @@ experts_up, experts_down = gpu_only("experts_up"), gpu_only("experts_down")
 gate_slots = by_device(gates.gate_slots)
 gate_topk = by_device(gates.gate_topk)
 grouped_experts = by_device(products.grouped_experts)
+index_insert = by_device(indexer.index_insert)
+index_topk = by_device(indexer.index_topk)
 latent_insert = by_device(attention.latent_insert)
 linear = by_device(products.linear)
+mla_chosen = by_device(indexer.mla_chosen)
 mla_decode = by_device(attention.mla_decode)
 mla_extend = by_device(attention.mla_extend)
 norm_linear = by_device(products.norm_linear)

@@ -13,7 +13,11 @@ FLAGS = ("--max-model-len", "256", "--kv-cache-gb", "0.02")
 
 @pytest.mark.parametrize(
     ("name", "num_ranks", "flags"),
-    [("V2-Lite-Chat", 1, ()), ("R1-0528", 2, ("--num-speculative-tokens", "1"))],
+    [
+        ("V2-Lite-Chat", 1, ()),
+        ("R1-0528", 2, ("--num-speculative-tokens", "1")),
+        ("V3.2-Exp", 2, ("--num-speculative-tokens", "2")),
+    ],
 )
 def test_a_release_serves_chats(name, num_ranks, flags, tmp_path):
     folder = hub_layouts.make_release(name, tmp_path / name, NUM_LAYERS)

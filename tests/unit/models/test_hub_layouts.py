@@ -6,6 +6,7 @@ import math
 import pytest
 
 from eprt import EngineConfig, EPGroup
+from eprt.config import IndexerConfig
 from eprt.engine.llm import LLM
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.tokenizer import Tokenizer
@@ -73,6 +74,8 @@ def test_names_and_shapes_of_the_full_release(name, tmp_path):
         ("V2-Lite-resaved", 192**-0.5 * (0.0707 * math.log(40) + 1) ** 2, ("softmax", 1, 1, False, 1.0)),
         ("V3", 192**-0.5 * (0.1 * math.log(40) + 1) ** 2, ("sigmoid", 8, 4, True, 2.5)),
         ("V3.1", 192**-0.5 * (0.1 * math.log(40) + 1) ** 2, ("sigmoid", 8, 4, True, 2.5)),
+        ("V3.2", 192**-0.5 * (0.1 * math.log(40) + 1) ** 2, ("sigmoid", 8, 4, True, 2.5)),
+        ("V3.2-resaved", 192**-0.5 * (0.1 * math.log(40) + 1) ** 2, ("sigmoid", 8, 4, True, 2.5)),
     ],
 )
 def test_what_the_full_config_means(name, scale, gate, tmp_path):
@@ -85,6 +88,8 @@ def test_what_the_full_config_means(name, scale, gate, tmp_path):
     assert have == gate
     assert (config.rope.factor, config.rope.original_max_position_embeddings) == (40, 4096)
     assert config.quant_method == ("fp8" if RELEASES[name].fp8 else None)
+    assert config.indexer == (IndexerConfig(64, 128, 2048) if "V3.2" in name else None)
+    assert config.first_k_dense_replace == (3 if config.model_type != "deepseek_v2" else 1)
 
 
 def test_a_converted_release_generates_the_same(tmp_path):
@@ -143,12 +148,8 @@ def test_nvidias_quantisation_is_refused_where_config_json_does_not_say_it(tmp_p
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"model_type": "deepseek_v32", "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128},
-            "deepseek_v32' is not supported; DeepSeek V3.2's sparse attention.*V3.1-Terminus is served",
-        ),
-        ({"model_type": "deepseek_v4", "hc_mult": 4}, "deepseek_v4' is not supported; .*V3.1-Terminus is served"),
-        ({"model_type": "qwen2"}, "qwen2' is not supported; supported: deepseek_v2, deepseek_v3"),  # R1-Distill
+        ({"model_type": "deepseek_v4", "hc_mult": 4}, "deepseek_v4' is not supported; .*DeepSeek-V3.2 is served"),
+        ({"model_type": "qwen2"}, "qwen2' is not supported; supported: deepseek_v2, deepseek_v3, d"),  # R1-Distill
     ],
 )
 def test_other_models_are_refused_by_name(fields, message, tmp_path):

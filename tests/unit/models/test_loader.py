@@ -53,10 +53,6 @@ def edit_tensors(directory, change: Callable[[dict], None]):
     "fields, message",
     [
         ({"model_type": "llama"}, "model_type='llama' is not supported; supported: deepseek_v2, deepseek_v3"),
-        (
-            {"model_type": "deepseek_v32"},
-            "model_type='deepseek_v32' is not supported; DeepSeek V3.2's sparse attention",
-        ),
         ({"model_type": "deepseek_v4"}, "model_type='deepseek_v4' is not supported; DeepSeek V4's attention"),
         ({"model_type": "remove"}, "field 'model_type' is missing"),
         ({"kv_lora_rank": "remove"}, "field 'kv_lora_rank' is missing"),
