@@ -10,6 +10,7 @@ from eprt.ops.cuda.checksum import add_checksum
 from eprt.ops.cuda.choices import count_choices
 from eprt.ops.cuda.experts import experts_down, experts_up, grouped_experts
 from eprt.ops.cuda.gate import gate_slots, gate_topk
+from eprt.ops.cuda.indexer import index_insert, index_topk, mla_chosen
 from eprt.ops.cuda.linear import linear, norm_linear, silu_linear
 from eprt.ops.cuda.norm import add_rms_norm, rms_norm
 from eprt.ops.cuda.replicas import choose_slots

@@ -107,12 +107,26 @@ def mla_decode(
     plans: dict[str, Any] | None = None,
 ) -> Tensor:
     """The absorbed form, [T, N, value], contiguous: also of several tokens per request."""
+    return absorbed(None, q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale, rotation, plans)
+
+
+def absorbed(
+    module: ModuleType | None,
+    q_nope_TNC: Tensor,
+    q_rope_TNR: Tensor,
+    context: PagedContext,
+    w_kv_b: Tensor,
+    softmax_scale: float,
+    rotation: Rotation | None = None,
+    plans: dict[str, Any] | None = None,
+) -> Tensor:
+    """mla_decode by a given kernel; None: the first that takes these shapes."""
     tokens, heads, nope = q_nope_TNC.shape
     w_NVL = w_kv_b.view(heads, -1, w_kv_b.shape[1])
     sizes = w_kv_b.shape[1], q_rope_TNR.shape[2]
     q_latent_TNL, q_tail_TNR = q_nope_TNC.new_empty(tokens, heads, sum(sizes)).split(sizes, dim=-1)
     torch.bmm(q_nope_TNC.transpose(0, 1), w_NVL[:, :nope], out=q_latent_TNL.transpose(0, 1))
-    module = kernel(q_latent_TNL, q_rope_TNR, context)
+    module = module or kernel(q_latent_TNL, q_rope_TNR, context)
     if rotation is not None:
         q_rope_TNR = rotate(q_rope_TNR, rotation, q_tail_TNR)
     elif module.JOINS_QUERIES:

@@ -1,0 +1,103 @@
+"""The indexer of sparse attention against the slow oracle: scores, ties, and attention to what is chosen."""
+
+import torch
+
+from eprt.ops import cuda
+from eprt.ops.index_format import IndexFormat
+from eprt.ops.kv_format import KVFormat
+from tests import reference_ops as reference
+from tests.gpu.draw import ROUNDING, Draw, cpu, near
+
+FORMATS = (
+    (torch.float32, torch.float32),
+    (torch.float32, torch.uint8),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.uint8),
+)
+
+
+def choices(draw: Draw, sizes=((64, 16, (3, 60)),)) -> None:
+    """Small whole numbers: every score is exact, and many are equal."""
+    for heads, size, lengths in sizes:
+        for query_dtype, key_dtype in FORMATS:
+            if key_dtype == torch.uint8 and size & (size - 1):
+                continue
+            case = _case(draw, heads, size, lengths, query_dtype, key_dtype)
+            for top_k, most_scores in ((8, 1 << 20), (59, 300)):
+                got = cuda.index_topk(*case, top_k, most_scores=most_scores)
+                want = reference.index_topk(*cpu(*case), top_k)
+                assert torch.equal(got.cpu(), want), (heads, size, query_dtype, key_dtype, top_k)
+
+
+def equal_scores_and_bad_ones(draw: Draw) -> None:
+    query, weight, keys, *where = _case(draw, 4, 16, (40, 300), torch.float32, torch.float32)
+    equal = cuda.index_topk(query * 0, weight, keys, *where, 9).cpu()
+    assert torch.equal(equal, reference.index_topk(*cpu(query * 0, weight, keys, *where), 9))
+    slot = int(where[0][0, 3]) * 4
+    keys.view(-1, 16)[slot] = float("nan")
+    chosen = cuda.index_topk(query[:5], weight[:5].abs(), keys, where[0], where[1][:5], where[2][:5], 25)
+    assert not (chosen == slot).any() and (chosen >= 0).all()
+
+
+def long_contexts(draw: Draw, length: int = 20000, top_k: int = 2048, rows: int = 4) -> None:
+    """Of random scores, the choice is that of the scores as the GPU has them: no fp32 product is the oracle's."""
+    size, keys = 128, draw.normal(length // 16 + 1, 16, 128)
+    table = torch.randperm(len(keys), generator=torch.Generator().manual_seed(0))[None].int().to(draw.device)
+    query, weight = draw.normal(rows, 64, size), draw.normal(rows, 64)
+    request = torch.zeros(rows, dtype=torch.int32, device=draw.device)
+    seen = torch.arange(length - rows + 1, length + 1, dtype=torch.int32, device=draw.device)
+    got = cuda.index_topk(query, weight, keys, table, request, seen, top_k).cpu()
+    want = reference.index_topk(*cpu(query, weight, keys, table, request, seen), top_k)
+    for a, b in zip(got.tolist(), want.tolist()):
+        assert len(set(a) & set(b)) >= top_k - 2, "but for roundings at the edge"
+
+
+def keys(draw: Draw) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+        entry = IndexFormat(128, dtype)
+        pages = torch.zeros(5, 4, entry.width, dtype=dtype, device=draw.device)
+        key, slots = draw.normal(3, 128), torch.tensor([7, 0, 19], device=draw.device)
+        cuda.index_insert(pages, slots, key)
+        flat = pages.view(-1, entry.width).cpu()
+        assert torch.equal(flat[[7, 0, 19]], entry.encode(key.cpu())) and not flat[[1, 6, 18]].any()
+
+
+def attention_to_chosen_tokens(draw: Draw) -> None:
+    for dtype, fp8 in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        T, N, nope, rope, value, latent = 5, 4, 16, 8, 16, 32
+        entry = KVFormat(latent, rope, torch.uint8 if fp8 else dtype)
+        pages = entry.encode(draw.normal(40, latent + rope, dtype=dtype).cpu()).view(10, 4, -1).to(draw.device)
+        q_nope, q_rope = draw.normal(T, N, nope, dtype=dtype), draw.normal(T, N, rope, dtype=dtype)
+        w, rotation = draw.normal(N * (nope + value), latent, dtype=dtype), draw.rotation(rope, T, True)
+        generator = torch.Generator().manual_seed(0)
+        slots = torch.stack([torch.randperm(40, generator=generator)[:20].sort().values for _ in range(T)])
+        slots, length = slots.int().to(draw.device), torch.tensor([20, 3, 20, 1, 17], dtype=torch.int32)
+        got = cuda.mla_chosen(q_nope, q_rope, pages, slots, length.to(draw.device), w, 0.2, rotation).cpu()
+        turned = cuda.rope(q_rope, rotation).cpu()
+        for t, seen in enumerate(length.tolist()):
+            chosen = pages.cpu().view(-1, 1, pages.shape[2])[slots[t, :seen].long().cpu()]
+            context = reference.PagedContext(chosen, torch.arange(seen)[None], torch.tensor([seen]))
+            want = reference.mla_decode(q_nope[t : t + 1].cpu(), turned[t : t + 1], context, w.cpu(), 0.2)
+            near(got[t], want[0], 4 * ROUNDING[dtype], f"chosen tokens {dtype} {fp8}")
+
+
+def _case(draw: Draw, heads: int, size: int, lengths, query_dtype: torch.dtype, key_dtype: torch.dtype):
+    """Of each request the last queries, up to four, in pages of four tokens."""
+    generator = torch.Generator().manual_seed(heads)
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.randint(-2, 3, shape, generator=generator).float()
+
+    num_pages = sum(-(-length // 4) for length in lengths)
+    order, tables, at = torch.randperm(num_pages, generator=generator).int(), [], 0
+    for length in lengths:
+        tables.append(order[at : (at := at + -(-length // 4))])
+    table_BP = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=-1)
+    pages = IndexFormat(size, key_dtype).encode(whole(num_pages * 4, size)).view(num_pages, 4, -1)
+    rows = [(b, seen) for b, length in enumerate(lengths) for seen in range(max(1, length - 3), length + 1)]
+    request_T, length_T = torch.tensor(rows, dtype=torch.int32).T.contiguous()
+    case = whole(len(rows), heads, size).to(query_dtype), whole(len(rows), heads), pages, table_BP, request_T, length_T
+    return tuple(x.to(draw.device) for x in case)
+
+
+SMALL = (choices, equal_scores_and_bad_ones, keys, attention_to_chosen_tokens)
