@@ -292,7 +292,7 @@ def tensor_shapes(c: dict[str, Any], mtp: bool) -> Iterator[tuple[str, tuple[int
         yield f"{p}post_attention_layernorm.weight", (hidden,)
         if "index_topk" in c:
             indexer, size = f"{p}self_attn.indexer.", c["index_head_dim"]
-            yield f"{indexer}wq_b.weight", (c["index_n_heads"] * size, c["q_lora_rank"])
+            yield f"{indexer}wq_b.weight", (int(c["index_n_heads"]) * size, int(c["q_lora_rank"] or 0))
             yield f"{indexer}wk.weight", (size, hidden)
             yield f"{indexer}k_norm.weight", (size,)
             yield f"{indexer}k_norm.bias", (size,)

@@ -326,7 +326,9 @@ class OldStyleBlock(torch.nn.Module):
         self.gate = torch.nn.Linear(64, experts.num_experts, bias=False)
         self.gate.weight = block.gate.weight
         self.experts = torch.nn.ModuleList(
-            _OldStyleExpert(*gate_up.chunk(2), down, names or ("gate_proj", "up_proj", "down_proj"))
+            _OldStyleExpert(
+                gate_up.chunk(2)[0], gate_up.chunk(2)[1], down, names or ("gate_proj", "up_proj", "down_proj")
+            )
             for gate_up, down in zip(experts.gate_up_proj.unbind(), experts.down_proj.unbind())
         )
         self._block = [block]  # not a submodule

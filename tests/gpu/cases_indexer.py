@@ -1,5 +1,7 @@
 """The indexer of sparse attention against the slow oracle: scores, ties, and attention to what is chosen."""
 
+from typing import Any
+
 import torch
 
 from eprt.ops import cuda
@@ -24,18 +26,19 @@ def choices(draw: Draw, sizes=((64, 16, (3, 60)),)) -> None:
                 continue
             case = _case(draw, heads, size, lengths, query_dtype, key_dtype)
             for top_k, most_scores in ((8, 1 << 20), (59, 300)):
-                got = cuda.index_topk(*case, top_k, most_scores=most_scores)
-                want = reference.index_topk(*cpu(*case), top_k)
+                got = cuda.index_topk(*case, top_k=top_k, most_scores=most_scores)
+                want = reference.index_topk(*[x.cpu() for x in case], top_k=top_k)
                 assert torch.equal(got.cpu(), want), (heads, size, query_dtype, key_dtype, top_k)
 
 
 def equal_scores_and_bad_ones(draw: Draw) -> None:
-    query, weight, keys, *where = _case(draw, 4, 16, (40, 300), torch.float32, torch.float32)
-    equal = cuda.index_topk(query * 0, weight, keys, *where, 9).cpu()
-    assert torch.equal(equal, reference.index_topk(*cpu(query * 0, weight, keys, *where), 9))
-    slot = int(where[0][0, 3]) * 4
+    query, weight, keys, table, request, length = _case(draw, 4, 16, (40, 300), torch.float32, torch.float32)
+    equal = cuda.index_topk(query * 0, weight, keys, table, request, length, 9).cpu()
+    q, w, k, on_cpu, its_request, its_length = cpu(query * 0, weight, keys, table, request, length)
+    assert torch.equal(equal, reference.index_topk(q, w, k, on_cpu, its_request, its_length, 9))
+    slot = int(table[0, 3]) * 4
     keys.view(-1, 16)[slot] = float("nan")
-    chosen = cuda.index_topk(query[:5], weight[:5].abs(), keys, where[0], where[1][:5], where[2][:5], 25)
+    chosen = cuda.index_topk(query[:5], weight[:5].abs(), keys, table, request[:5], length[:5], 25)
     assert not (chosen == slot).any() and (chosen >= 0).all()
 
 
@@ -47,7 +50,8 @@ def long_contexts(draw: Draw, length: int = 20000, top_k: int = 2048, rows: int 
     request = torch.zeros(rows, dtype=torch.int32, device=draw.device)
     seen = torch.arange(length - rows + 1, length + 1, dtype=torch.int32, device=draw.device)
     got = cuda.index_topk(query, weight, keys, table, request, seen, top_k).cpu()
-    want = reference.index_topk(*cpu(query, weight, keys, table, request, seen), top_k)
+    q, w, k, on_cpu, its_request, its_seen = cpu(query, weight, keys, table, request, seen)
+    want = reference.index_topk(q, w, k, on_cpu, its_request, its_seen, top_k)
     for a, b in zip(got.tolist(), want.tolist()):
         assert len(set(a) & set(b)) >= top_k - 2, "but for roundings at the edge"
 
@@ -81,7 +85,7 @@ def attention_to_chosen_tokens(draw: Draw) -> None:
             near(got[t], want[0], 4 * ROUNDING[dtype], f"chosen tokens {dtype} {fp8}")
 
 
-def _case(draw: Draw, heads: int, size: int, lengths, query_dtype: torch.dtype, key_dtype: torch.dtype):
+def _case(draw: Draw, heads: int, size: int, lengths, query_dtype: torch.dtype, key_dtype: torch.dtype) -> Any:
     """Of each request the last queries, up to four, in pages of four tokens."""
     generator = torch.Generator().manual_seed(heads)
 
@@ -101,3 +105,4 @@ def _case(draw: Draw, heads: int, size: int, lengths, query_dtype: torch.dtype, 
 
 
 SMALL = (choices, equal_scores_and_bad_ones, keys, attention_to_chosen_tokens)
+ALL = (*SMALL, long_contexts)

@@ -57,10 +57,11 @@ def test_sizes(isa, heads, size, page_size):
 
 
 def test_equal_scores_fall_to_the_lower_positions(isa):
-    query_TND, weight_TN, keys, *where = make_case(F32, F32)
+    query_TND, weight_TN, keys, table_BP, request_T, length_T = make_case(F32, F32)
     for value in (0.0, 1.0):
-        slot_TK = indexer.index_topk(query_TND * value, weight_TN, torch.ones_like(keys), *where, 9)
-        table_BP, request_T, length_T = where
+        slot_TK = indexer.index_topk(
+            query_TND * value, weight_TN, torch.ones_like(keys), table_BP, request_T, length_T, 9
+        )
         for t, slots in enumerate(slot_TK.tolist()):
             first = [int(table_BP[request_T[t], i // 4]) * 4 + i % 4 for i in range(min(9, int(length_T[t])))]
             assert slots == first + [-1] * (9 - len(first))
@@ -86,10 +87,10 @@ def test_a_choice_does_not_depend_on_other_queries(isa, two_threads, query, key)
 
 
 def test_scores_that_are_no_numbers_come_last(isa):
-    query_TND, weight_TN, keys, *where = make_case(F32, F32, (40,))
-    bad = where[0][0, 3] * 4
+    query_TND, weight_TN, keys, table_BP, request_T, length_T = make_case(F32, F32, (40,))
+    bad = table_BP[0, 3] * 4
     keys.view(-1, 16)[bad] = float("nan")
-    assert bad not in indexer.index_topk(query_TND, weight_TN.abs(), keys, *where, 25)
+    assert bad not in indexer.index_topk(query_TND, weight_TN.abs(), keys, table_BP, request_T, length_T, 25)
 
 
 def test_keys_are_cached_as_their_format_says(isa):
