@@ -11,8 +11,8 @@ from ..windows.matrices import WindowMatrices
 from . import detector, zscore
 from .cost import Cost
 from .early import EarlyRank, early_rank, split_early
-from .evidence import ADVICE, Evidence
-from .folding import fold, join_nodes, without_explained
+from .evidence import ADVICE, HIGH_COMPUTE, Evidence
+from .folding import fold, join_nodes, without_explained, without_wide_echoes
 from .sightings import Outliers, Sighting
 from .topology import LinkTopology
 from .wide import find_wide
@@ -108,6 +108,8 @@ def analyse_matrices(
     if method == "robust":
         kept = fold(kept, node_N)
         kept += [s for s in find_wide(matrices, topology, baseline) if not any(s.is_seen_as(other) for other in kept)]
+        is_slower = lambda s: WideEvidence.gather(yardstick, s, baseline).compute_ratio >= HIGH_COMPUTE  # noqa: E731
+        kept = without_wide_echoes(kept, is_slower)
         kept = join_nodes(kept, np.unique(node_N).tolist(), yardstick.waits_between)
         kept = without_explained(kept, [s for s in kept if s.place.kind in WIDE], node_N)
         jobs = [s for s in kept if s.place.kind == "job"]
