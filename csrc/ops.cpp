@@ -12,6 +12,7 @@
 #include <string>
 
 #include "cpu/draw.h"
+#include "cpu/fp4.h"
 #include "cpu/gate.h"
 #include "cpu/gemm.h"
 #include "cpu/index_topk.h"
@@ -56,7 +57,8 @@ const float* floats_or_null(const OptionalTensor& t) {
 // A matrix [N, K], or the first one of a stack [E, N, K].
 eprt::Matrix matrix_of(const Tensor& data, const OptionalTensor& scale) {
   const int64_t dim = data.dim();
-  return {data.data_ptr(), floats_or_null(scale), dtype_of(data), data.size(dim - 2), data.size(dim - 1)};
+  return {data.data_ptr(),    floats_or_null(scale), dtype_of(data),
+          data.size(dim - 2), data.size(dim - 1),    eprt::kNoLimit};
 }
 
 void emulate_amx(bool on) { eprt::emulate_amx(on); }
@@ -72,7 +74,7 @@ void linear(const Tensor& y, const Tensor& x, const Tensor& w, const OptionalTen
 
 void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count, const OptionalTensor& matrix_of_expert,
                      const Tensor& w13, const OptionalTensor& w13_scale, const Tensor& w2,
-                     const OptionalTensor& w2_scale, int64_t num_threads) {
+                     const OptionalTensor& w2_scale, double limit, int64_t num_threads) {
   const int64_t num_experts = recv_count.numel(), num_matrices = w13.size(0);
   STD_TORCH_CHECK(x.size(1) == w13.size(2) && w13.size(1) == 2 * w2.size(2) && y.size(1) == w2.size(1) &&
                       y.size(0) == x.size(0) && w2.size(0) == num_matrices,
@@ -91,14 +93,26 @@ void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count,
   }
   STD_TORCH_CHECK(total <= x.size(0), "grouped_experts: recv_count_E sums to ", total, ", x_RH has only ", x.size(0),
                   " rows");
-  eprt::grouped_experts(rows_of(x), count, num_experts, matrix, matrix_of(w13, w13_scale), matrix_of(w2, w2_scale),
-                        y.data_ptr(), static_cast<int>(num_threads));
+  eprt::Matrix first = matrix_of(w13, w13_scale);
+  first.limit = static_cast<float>(limit);
+  eprt::grouped_experts(rows_of(x), count, num_experts, matrix, first, matrix_of(w2, w2_scale), y.data_ptr(),
+                        static_cast<int>(num_threads));
+}
+
+void fp4_to_bf16(const Tensor& data, const Tensor& scale, const Tensor& out, int64_t num_threads) {
+  const int64_t k = out.size(out.dim() - 1), rows = out.numel() / k;
+  STD_TORCH_CHECK(
+      k % eprt::kFp4Block == 0 && data.numel() * 2 == out.numel() && scale.numel() * eprt::kFp4Block == out.numel(),
+      "fp4_to_bf16: shapes differ");
+  eprt::fp4_to_bf16(static_cast<const uint8_t*>(data.data_ptr()), static_cast<const uint8_t*>(scale.data_ptr()), rows,
+                    k, static_cast<eprt::bf16*>(out.data_ptr()), static_cast<int>(num_threads));
 }
 
 // ---- gate -----------------------------------------------------------------------------------------------------------
 
-void gate_topk(Tensor logits_TE, OptionalTensor bias_E, bool sigmoid, int64_t n_group, int64_t topk_group,
-               bool normalise, double scale, Tensor weights_TK, Tensor expert_idx_TK, int64_t num_threads) {
+void gate_topk(Tensor logits_TE, OptionalTensor bias_E, int64_t scoring, int64_t n_group, int64_t topk_group,
+               bool normalise, double scale, Tensor weights_TK, Tensor expert_idx_TK, bool is_given,
+               int64_t num_threads) {
   eprt::gate_topk({.logits = static_cast<const float*>(logits_TE.data_ptr()),
                    .bias = bias_E ? static_cast<const float*>(bias_E->data_ptr()) : nullptr,
                    .rows = logits_TE.size(0),
@@ -106,11 +120,12 @@ void gate_topk(Tensor logits_TE, OptionalTensor bias_E, bool sigmoid, int64_t n_
                    .top_k = weights_TK.size(1),
                    .n_group = n_group,
                    .topk_group = topk_group,
-                   .sigmoid = sigmoid,
+                   .scoring = static_cast<eprt::Scoring>(scoring),
                    .normalise = normalise,
                    .scale = static_cast<float>(scale),
                    .weights = static_cast<float*>(weights_TK.data_ptr()),
-                   .expert_idx = static_cast<int64_t*>(expert_idx_TK.data_ptr())},
+                   .expert_idx = static_cast<int64_t*>(expert_idx_TK.data_ptr()),
+                   .is_given = is_given},
                   static_cast<int>(num_threads));
 }
 
@@ -165,13 +180,14 @@ void add_rms_norm(Tensor x_TH, Tensor residual_TH, Tensor weight_H, double eps, 
                   .num_threads = static_cast<int>(num_threads)});
 }
 
-void silu_mul(Tensor x_TI2, Tensor out_TI, int64_t num_threads) {
+void silu_mul(Tensor x_TI2, Tensor out_TI, double limit, int64_t num_threads) {
   eprt::silu_mul({.x = x_TI2.data_ptr(),
                   .x_row = x_TI2.stride(0),
                   .out = out_TI.data_ptr(),
                   .type = dtype_of(x_TI2),
                   .rows = out_TI.size(0),
                   .size = out_TI.size(1),
+                  .limit = static_cast<float>(limit),
                   .num_threads = static_cast<int>(num_threads)});
 }
 
@@ -305,10 +321,11 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def("linear(Tensor(a!) y, Tensor x, Tensor w, Tensor? w_scale, Tensor? bias, int num_threads) -> ()");
   m.def(
       "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor? matrix_of_expert, Tensor w13, "
-      "Tensor? w13_scale, Tensor w2, Tensor? w2_scale, int num_threads) -> ()");
+      "Tensor? w13_scale, Tensor w2, Tensor? w2_scale, float limit, int num_threads) -> ()");
+  m.def("fp4_to_bf16(Tensor data, Tensor scale, Tensor(a!) out, int num_threads) -> ()");
   m.def(
-      "gate_topk(Tensor logits_TE, Tensor? bias_E, bool sigmoid, int n_group, int topk_group, bool normalise, "
-      "float scale, Tensor(a!) weights_TK, Tensor(b!) expert_idx_TK, int num_threads) -> ()");
+      "gate_topk(Tensor logits_TE, Tensor? bias_E, int scoring, int n_group, int topk_group, bool normalise, "
+      "float scale, Tensor(a!) weights_TK, Tensor(b!) expert_idx_TK, bool is_given, int num_threads) -> ()");
 
   m.def(
       "draw(Tensor logits_XV, Tensor row_Y, Tensor temperature_Y, Tensor min_p_Y, Tensor top_k_Y, Tensor top_p_Y, "
@@ -317,7 +334,7 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def(
       "add_rms_norm(Tensor x_TH, Tensor residual_TH, Tensor weight_H, float eps, Tensor(a!) out_TH, Tensor(b!) sum_TH, "
       "int num_threads) -> ()");
-  m.def("silu_mul(Tensor x_TI2, Tensor(a!) out_TI, int num_threads) -> ()");
+  m.def("silu_mul(Tensor x_TI2, Tensor(a!) out_TI, float limit, int num_threads) -> ()");
   // The following return the first row or request that reaches outside a tensor (nothing is computed then), or -1.
   m.def(
       "rope(Tensor x_TNR, Tensor cos_sin_PR, Tensor position_T, bool interleaved, Tensor(a!) out_TNR, int num_threads) "
@@ -353,5 +370,6 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("linear", TORCH_BOX(&linear));
   m.impl("emulate_amx", TORCH_BOX(&emulate_amx));
   m.impl("grouped_experts", TORCH_BOX(&grouped_experts));
+  m.impl("fp4_to_bf16", TORCH_BOX(&fp4_to_bf16));
   m.impl("gate_topk", TORCH_BOX(&gate_topk));
 }

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-from eprt.model_config import IndexerConfig, ModelConfig, MoEConfig, RopeConfig, require
+from eprt.model_config import IndexerConfig, ModelConfig, MoEConfig, RopeConfig, V4Config, require
 
-__all__ = ["EngineConfig", "IndexerConfig", "MoEConfig", "ModelConfig", "RopeConfig"]
+__all__ = ["EngineConfig", "IndexerConfig", "MoEConfig", "ModelConfig", "RopeConfig", "V4Config"]
 
 
 def _any_of(choices: tuple[str | None, ...]) -> str:

@@ -37,6 +37,7 @@ class MoEConfig:
     #   "softmax"       DeepSeek V2: softmax over all experts, group score = max, weights renormalised only where
     #                   norm_topk_prob says so
     #   "sigmoid"       DeepSeek V3: sigmoid, correction bias on the choice only, group score = sum of the top two
+    #   "sqrtsoftplus"  DeepSeek V4: the root of softplus, correction bias on the choice only
     #   "softmax_topk"  Mixtral, Qwen3-MoE: softmax, top-k, renormalised where norm_topk_prob says so
     scoring: str = "sigmoid"
     # Group-limited routing: the experts form n_group groups, of which a token may use topk_group; 1, 1 for none.
@@ -46,12 +47,15 @@ class MoEConfig:
     routed_scaling_factor: float = 1.0  # multiplies the gate weights
     num_max_tokens_per_rank: int = 1024  # tokens of one dispatch; more are split into rounds
     payload: str = "same"  # what dispatch sends: "same" (dtype) or "fp8"
-    weight_format: str = "same"  # of expert weights: "same" (dtype), "fp8" (e4m3, 128x128 blocks) or "int8" (per row)
+    # Of expert weights: "same" (dtype), "fp8" (e4m3, 128x128 blocks), "int8" (per row) or "fp4" (e2m1, 32 columns).
+    weight_format: str = "same"
+    # Of every expert, the shared one too: gate is cut to at most this, up to -limit..limit. None: neither is.
+    swiglu_limit: float | None = None
     dtype: torch.dtype = field(default_factory=_bfloat16)
 
     def __post_init__(self):
-        scorings = ("softmax", "sigmoid", "softmax_topk")
-        self._must("scoring", self.scoring in scorings, "softmax, sigmoid or softmax_topk")
+        scorings = ("softmax", "sigmoid", "softmax_topk", "sqrtsoftplus")
+        self._must("scoring", self.scoring in scorings, "softmax, sigmoid, softmax_topk or sqrtsoftplus")
         self._must("top_k", 1 <= self.top_k <= self.num_experts, f"in 1..num_experts ({self.num_experts})")
         require(
             self.n_group >= 1 and self.num_experts % self.n_group == 0,
@@ -64,7 +68,10 @@ class MoEConfig:
             f"top_k={self.top_k}: the {self.topk_group} groups that a token may use hold only {num_eligible} experts",
         )
         self._must("payload", self.payload in ("same", "fp8"), "same or fp8")
-        self._must("weight_format", self.weight_format in ("same", "fp8", "int8"), "same, fp8 or int8")
+        self._must("weight_format", self.weight_format in ("same", "fp8", "int8", "fp4"), "same, fp8, int8 or fp4")
+        self._must("swiglu_limit", self.swiglu_limit is None or self.swiglu_limit > 0, "above 0")
+        multiple = self.weight_format != "fp4" or (self.hidden_size % 32 == 0 and self.intermediate_size % 32 == 0)
+        self._must("weight_format", multiple, "not fp4: hidden and intermediate size must be multiples of 32 for that")
         require(
             str(self.dtype) in ("torch.float32", "torch.bfloat16"), f"dtype={self.dtype}: must be float32 or bfloat16"
         )
@@ -119,11 +126,43 @@ class IndexerConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """A DeepSeek V2 / V3 / V3.2 / R1 model, as models/hf_config.py reads it from config.json.
+class V4Config:
+    """What DeepSeek V4 has beyond ModelConfig. Names follow the checkpoints.
 
-    Names follow the checkpoints.
+    Its attention caches one vector per token, key and value at once: ModelConfig's v_head_dim values, of which the last
+    qk_rope_head_dim are rotated. ModelConfig.rope is the rotation of layers that compress.
     """
+
+    # Per layer, tokens of a compressed entry: 0 (a window alone), 4 (an indexer chooses entries) or 128 (all are read).
+    compress_ratios: tuple[int, ...]
+    window_rope: RopeConfig  # of layers of ratio 0, MTP layers among them
+    o_groups: int  # of heads, in the first product behind the attention
+    o_lora_rank: int  # outputs of each of these groups
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
+    sliding_window: int = 128  # tokens that every layer reads as they are, the query's own among them
+    hc_mult: int = 4  # residual streams
+    hc_sinkhorn_iters: int = 20
+    hc_eps: float = 1e-6
+    num_hash_layers: int = 0  # leading layers whose experts a table gives for each token id
+    expert_dtype: str = "fp4"  # of dummy weights, where the model is quantised; files say it themselves
+    drafter: str = ""  # of the files, where it is not the MTP layer; not implemented then
+
+    def __post_init__(self):
+        known = all(ratio in (0, 4, 128) for ratio in self.compress_ratios)
+        require(known, f"compress_ratios={list(self.compress_ratios)}: each must be 0, 4 or 128")
+        require(self.sliding_window == 128, f"sliding_window={self.sliding_window}: must be 128")
+        sizes = {name: getattr(self, name) for name in ("o_groups", "o_lora_rank", "index_n_heads", "index_head_dim")}
+        require(min(*sizes.values(), self.index_topk) >= 1, f"{sizes}, index_topk={self.index_topk}: must be above 0")
+        require(self.hc_mult >= 1, f"hc_mult={self.hc_mult}: must be at least 1")
+        require(self.hc_sinkhorn_iters >= 1, f"hc_sinkhorn_iters={self.hc_sinkhorn_iters}: must be at least 1")
+        require(self.hc_eps > 0, f"hc_eps={self.hc_eps}: must be above 0")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A DeepSeek model, as models/hf_config.py reads it from config.json. Names follow the checkpoints."""
 
     model_type: str
     vocab_size: int
@@ -150,6 +189,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()  # of config.json and generation_config.json together
     quant_method: str | None = None  # "fp8" or None
     indexer: IndexerConfig | None = None  # of sparse attention (V3.2)
+    v4: V4Config | None = None
 
     def __post_init__(self):
         require(self.qk_rope_head_dim % 2 == 0, f"qk_rope_head_dim={self.qk_rope_head_dim}: must be even")

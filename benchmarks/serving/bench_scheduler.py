@@ -48,6 +48,7 @@ class FixedLogits(Model):
             kv_lora_rank=LATENT,
             qk_rope_head_dim=ROPE,
             indexer=None,
+            v4=None,
             max_position_embeddings=8192,
             eos_token_ids=(),
         )

@@ -45,6 +45,25 @@ void score_softmax(const float* logits, int64_t n, float* scores) {
   for (int64_t e = 0; e < n; ++e) scores[e] /= sum;
 }
 
+// sqrt(log(1 + exp(x))), without overflow.
+void score_sqrt_softplus(const float* logits, int64_t n, float* scores) {
+  for (int64_t e = 0; e < n; ++e) {
+    const float x = logits[e];
+    scores[e] = std::sqrt(std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))));
+  }
+}
+
+void score(const GateArgs& args, const float* logits, float* scores) {
+  switch (args.scoring) {
+    case Scoring::kSoftmax:
+      return score_softmax(logits, args.experts, scores);
+    case Scoring::kSigmoid:
+      return score_sigmoid(logits, args.experts, scores);
+    case Scoring::kSqrtSoftplus:
+      return score_sqrt_softplus(logits, args.experts, scores);
+  }
+}
+
 float group_score(const float* choice, int64_t n, bool sum_of_two) {
   float first = kMasked, second = kMasked;
   for (int64_t e = 0; e < n; ++e) {
@@ -61,7 +80,7 @@ float group_score(const float* choice, int64_t n, bool sum_of_two) {
 void mask_groups(const GateArgs& args, Scratch& scratch) {
   const int64_t size = args.experts / args.n_group;
   for (int64_t g = 0; g < args.n_group; ++g) {
-    scratch.group_scores[g] = group_score(&scratch.choice[g * size], size, args.sigmoid);
+    scratch.group_scores[g] = group_score(&scratch.choice[g * size], size, args.scoring != Scoring::kSoftmax);
   }
   pick_largest(scratch.group_scores, args.topk_group, scratch.taken, scratch.groups.data());
   std::sort(scratch.groups.begin(), scratch.groups.end());
@@ -72,18 +91,22 @@ void mask_groups(const GateArgs& args, Scratch& scratch) {
   }
 }
 
-void gate_row(const GateArgs& args, int64_t row, Scratch& scratch) {
-  const float* logits = args.logits + row * args.experts;
-  float* weights = args.weights + row * args.top_k;
-  int64_t* expert_idx = args.expert_idx + row * args.top_k;
-
-  (args.sigmoid ? score_sigmoid : score_softmax)(logits, args.experts, scratch.scores.data());
+void choose(const GateArgs& args, Scratch& scratch, int64_t* expert_idx) {
   scratch.choice = scratch.scores;
   if (args.bias != nullptr) {
     for (int64_t e = 0; e < args.experts; ++e) scratch.choice[e] += args.bias[e];
   }
   if (args.n_group > 1) mask_groups(args, scratch);
   pick_largest(scratch.choice, args.top_k, scratch.taken, expert_idx);
+}
+
+void gate_row(const GateArgs& args, int64_t row, Scratch& scratch) {
+  const float* logits = args.logits + row * args.experts;
+  float* weights = args.weights + row * args.top_k;
+  int64_t* expert_idx = args.expert_idx + row * args.top_k;
+
+  score(args, logits, scratch.scores.data());
+  if (!args.is_given) choose(args, scratch, expert_idx);
 
   float sum = 0;
   for (int64_t k = 0; k < args.top_k; ++k) sum += weights[k] = scratch.scores[expert_idx[k]];

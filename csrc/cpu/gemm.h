@@ -7,12 +7,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "cpu/types.h"
 
 namespace eprt {
 
 constexpr int64_t kFp8Block = 128;  // fp8 weights have one scale per 128 x 128 block
+constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 
 // A contiguous weight [N, K]. scale: fp8 [ceil(N / 128), ceil(K / 128)], int8 [N], otherwise null.
 struct Matrix {
@@ -20,6 +22,7 @@ struct Matrix {
   const float* scale;
   Dtype dtype;
   int64_t n, k;
+  float limit = kNoLimit;  // of a SwiGLU's first product: gates are at most this, ups within plus and minus this
 
   // Matrix e of a stack of matrices of this shape.
   Matrix at(int64_t e) const;

@@ -367,7 +367,9 @@ void gate_up(const Piece& piece, void* h, int64_t h_stride) {
     const auto value = [&](int64_t n) {
       if (n >= piece.n) return zero();
       const Vec gate = load(&space.sums[0][n][m]), up = load(&space.sums[1][n][m]);
-      return gate_scale == nullptr ? swiglu(gate, up) : swiglu(gate * set1(gate_scale[n]), up * set1(up_scale[n]));
+      const float limit = piece.w.limit;
+      return gate_scale == nullptr ? swiglu(gate, up, limit)
+                                   : swiglu(gate * set1(gate_scale[n]), up * set1(up_scale[n]), limit);
     };
     char* block = static_cast<char*>(h) + m * h_stride;
     for (int64_t n = 0; n < end; n += 2) {

@@ -19,8 +19,16 @@ inline Vec load_scaled_sum(const float* sum, const float* scale, int j, int coun
   return scale == nullptr ? load(sum + j) : load(sum + j) * load_n(scale + j, count);
 }
 
-// silu(gate) * up.
-inline Vec swiglu(Vec gate, Vec up) {
+// At most limit. Of a NaN: NaN, since the maximum of both is its second operand then.
+inline Vec bounded(Vec x, Vec limit) { return zero() - max(zero() - limit, zero() - x); }
+
+// silu(gate) * up, of gate at most limit and up within -limit..limit.
+inline Vec swiglu(Vec gate, Vec up, float limit) {
+  if (limit < kNoLimit) {
+    const Vec most = set1(limit);
+    gate = bounded(gate, most);
+    up = max(zero() - most, bounded(up, most));
+  }
   const Vec one = set1(1.0f);
   return gate / (one + exp2(gate * set1(-kLog2E))) * up;
 }
@@ -61,7 +69,7 @@ void store_gate_up(const float* gate, const float* up, int64_t ld, const Piece& 
     for (int j = 0; j < piece.n; j += Vec::kWidth) {
       const int count = min_of(Vec::kWidth, piece.n - j);
       const Vec value = swiglu(load_scaled_sum(gate + m * ld, gate_scale, j, count),
-                               load_scaled_sum(up + m * ld, up_scale, j, count));
+                               load_scaled_sum(up + m * ld, up_scale, j, count), piece.w.limit);
       store_count(h_row + j, value, count);
     }
   }

@@ -30,6 +30,7 @@ struct SiluMulArgs {
   void* out;  // [rows, size]
   Dtype type;
   int64_t rows, size;
+  float limit;  // gates are at most this, ups within plus and minus this; infinity for none
   int num_threads;
 };
 

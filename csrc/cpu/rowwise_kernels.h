@@ -55,15 +55,18 @@ void rms_norm_rows(const RmsNormArgs& args) {
 
 template <class T>
 void silu_mul_rows(const SiluMulArgs& args) {
+  const Vec limit = set1(args.limit);
 #pragma omp parallel for num_threads(args.num_threads) schedule(static) if (args.rows * args.size > kParallelSize)
   for (int64_t r = 0; r < args.rows; ++r) {
     const T* gate = static_cast<const T*>(args.x) + r * args.x_row;
     const T* up = gate + args.size;
     T* out = static_cast<T*>(args.out) + r * args.size;
     for_lanes(args.size, [&](int64_t i, auto load_i, auto store_i) {
-      const Vec g = load_i(gate + i);
+      // Negated, so that a NaN stays one: the maximum of both is its second operand then.
+      const Vec g = zero() - max(zero() - limit, zero() - load_i(gate + i));
+      const Vec u = max(zero() - limit, zero() - max(zero() - limit, zero() - load_i(up + i)));
       const Vec sigmoid = set1(1.0f) / (set1(1.0f) + exp2(g * set1(-kLog2E)));
-      store_i(out + i, g * sigmoid * load_i(up + i));
+      store_i(out + i, g * sigmoid * u);
     });
   }
 }

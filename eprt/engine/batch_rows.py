@@ -50,7 +50,15 @@ class TokenCounts:
 class BatchRows:
     """The arrays over all rows."""
 
-    def __init__(self, num_rows: int, max_model_len: int, page_size: int, vocab_size: int, num_drafts: int = 0):
+    def __init__(
+        self,
+        num_rows: int,
+        max_model_len: int,
+        page_size: int,
+        vocab_size: int,
+        num_drafts: int = 0,
+        num_tail: int = 0,
+    ):
         self.page_size, self.vocab_size = page_size, vocab_size
         self.num_drafts = num_drafts  # most drafts of a row (drafter.py)
         self.tokens_ML = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)  # prompt and generated
@@ -59,6 +67,7 @@ class BatchRows:
         self.max_len_M = np.zeros(num_rows, dtype=np.int64)  # the length at which the request ends
         self.num_slots_M = np.zeros(num_rows, dtype=np.int64)  # tokens for which the request's pages have room
         self.page_table_MP = np.zeros((num_rows, -(-max_model_len // page_size)), dtype=np.int32)  # pages in order
+        self.tail_MF = np.zeros((num_rows, num_tail), dtype=np.int32)  # pages besides these
         self.stop_MS = np.full((num_rows, 4), _NO_TOKEN, dtype=np.int64)  # token ids that end the request, padded
         self.sampling_M = np.zeros(num_rows, dtype=SAMPLING_DTYPE)
         self.holder_M = np.zeros(num_rows, dtype=np.int64)  # grows when a request leaves the row: tells holders apart
@@ -83,6 +92,7 @@ class BatchRows:
         self.max_len_M[row] = request.max_len
         self.num_slots_M[row] = len(request.pages) * self.page_size
         self.page_table_MP[row, : len(request.pages)] = request.pages
+        self.tail_MF[row] = request.tail
         self.num_draft_M[row] = 0
         self.unknown_M[row] = False
         self._fill_stops(row, request)

@@ -68,7 +68,7 @@ class Drafter:
         hidden_TH: at the batch's positions, of the tokens before.
         """
         hidden_XH = self.model.draft(hidden_TH, batch, self.cache)[batch.logits_idx]
-        logits_XV = self.model.logits(hidden_XH)
+        logits_XV = self.model.draft_logits(hidden_XH)
         token_X = logits_XV.argmax(dim=-1)
         return (token_X, hidden_XH) if self._acceptance is None else (token_X, hidden_XH, logits_XV)
 
@@ -80,7 +80,7 @@ class Drafter:
 
         hidden_TH: of the step's forward pass. token_X: what was sampled, on the device; None where nothing was.
         """
-        draft_S, last_S, length_S, room_S, next_T, table_SP = self._upload(schedule, hidden_TH.device)
+        draft_S, last_S, length_S, room_S, next_T, table_SP, *tail_SF = self._upload(schedule, hidden_TH.device)
         accepted_S, snapshot = draft_S, None
         if schedule.draft_S is not None and token_X is not None:
             accepted_S = self._count_accepted(last_S, draft_S, packed.row_S, token_X)
@@ -90,7 +90,7 @@ class Drafter:
             # -1, where logits were not numbers, ends its request.
             next_T[packed.batch.logits_idx[: len(token_X)]] = token_X.clamp(min=0)
         batch = replace(packed.batch, token_id_T=next_T, logits_idx=last_S + accepted_S)
-        chain = _Chain(packed.batch, length_S - 1 + accepted_S, room_S, table_SP, self.cache)
+        chain = _Chain(packed.batch, length_S - 1 + accepted_S, room_S, table_SP, self.cache, *tail_SF)
         for k in range(self.num_drafts):
             if k:
                 self._recorder.begin_drafts(len(schedule.row_S))
@@ -111,12 +111,14 @@ class Drafter:
     def _upload(self, schedule: Schedule, device: torch.device) -> list[Tensor]:
         """On the device, of each request: how many of its last drafts the step computes; where in the batch its last
         token is; how many tokens it has; the first position without room; then the tokens that follow the batch's, as
-        far as they are known; and each request's pages."""
+        far as they are known; each request's pages; and its tail's, where the model has such."""
         row_S, page_size = schedule.row_S, self.rows.page_size
         draft_S = np.zeros_like(row_S) if schedule.draft_S is None else schedule.draft_S
         most = int(schedule.length_S.max(initial=0)) + 2 * self.num_drafts
         table_SP = self.rows.page_table_MP[:, : -(-most // page_size)].take(row_S, axis=0)
-        where = schedule.length_S, self._first_without_room(row_S), self._known_next_tokens(schedule), table_SP
+        where = [schedule.length_S, self._first_without_room(row_S), self._known_next_tokens(schedule), table_SP]
+        if self.rows.tail_MF.shape[1]:
+            where.append(self.rows.tail_MF.take(row_S, axis=0))
         return upload([draft_S, self._last_rows(schedule), *where], device)
 
     def _first_without_room(self, row_S: np.ndarray) -> np.ndarray:
@@ -161,6 +163,7 @@ class _Chain:
     room_S: Tensor  # int64: the first position without room
     table_SP: Tensor  # int32: pages
     cache: LayerCache
+    tail_SF: Tensor | None = None  # int32: pages besides these
 
     def make_batch(self, k: int, token_S: Tensor) -> ForwardBatch:
         """The k-th tokens behind the latest ones; padding where there is no room."""
@@ -181,4 +184,5 @@ class _Chain:
             logits_idx=torch.arange(num, device=token_S.device),
             mode=self.step.mode,
             overlap=self.step.overlap,
+            tail_BF=None if self.tail_SF is None else torch.where(has_room_S.unsqueeze(1), self.tail_SF, padding_page),
         )

@@ -12,46 +12,55 @@ another, so equal pairs mean equal prefixes: no hash collision can serve a wrong
 same page at once, the first one's is known and the other's stays private; both continue under the same node. Where
 entries also depend on the token that follows theirs (an MTP layer's do) the key of a page includes the token behind it.
 
+Bookmarks. Where a request has more than its page entries (its tail: layers/hybrid_cache.py), a prefix can be gone on
+from only where a request has left a bookmark: pages of their own, known under the prefix's node. They are owned while a
+step writes or reads them, else cached or free like others.
+
 Requests release their pages last page first, so that the ends of chains are evicted before their beginnings. A page
 whose beginning was evicted first after all (it followed another request's copy) is never found, and evicted in turn.
 """
 
 import logging
-import mmap
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from eprt.config import EngineConfig, ModelConfig
-from eprt.engine.cache_format import CacheFormat
+from eprt.config import EngineConfig
+from eprt.engine.cache_size import CacheSize
 from eprt.kv.pages import CachePages
-from eprt.layers.layer_cache import LayerCache
 from eprt.models.model import Model
-from eprt.ops.index_format import IndexFormat
-from eprt.ops.kv_format import KVFormat
 
 _log = logging.getLogger(__name__)
 
 ROOT_NODE = 0
-# Pages beyond this many times what the running requests can fill would only hold prefixes that nobody asks for again.
-_USEFUL_CACHE = 4
 
 
 class PagePool:
     """Accounts for num_pages pages of page_size tokens. Holds no tensor.
 
     num_next: how many tokens behind a page its entries depend on; they are then part of its key.
+    num_tail: pages that each request has besides those of its tokens.
+    num_bookmark: pages of a bookmark, without which no prefix can be gone on from; 0 where pages are all there is.
     """
 
-    def __init__(self, num_pages: int, page_size: int, enable_prefix_cache: bool = True, num_next: int = 0):
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        enable_prefix_cache: bool = True,
+        num_next: int = 0,
+        *,
+        num_tail: int = 0,
+        num_bookmark: int = 0,
+    ):
         if num_pages < 1:
             raise ValueError(f"the KV cache has {num_pages} pages; it needs at least 1 (raise --kv-cache-gb)")
         self.num_pages, self.page_size = num_pages, page_size
         self.enable_prefix_cache, self.num_next = enable_prefix_cache, num_next
+        self.num_tail, self.num_bookmark = num_tail, num_bookmark
         self.num_releases = 0  # grows whenever pages may have become available
         self._free = list(range(num_pages - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -70,17 +79,39 @@ class PagePool:
         return self.num_pages - self.num_available
 
     def match_prefix(self, tokens_L: np.ndarray, max_tokens: int) -> tuple[list[int], int]:
-        """The longest known chain of full pages covering at most max_tokens of tokens_L (int32), and its last node.
-        num_next more tokens must follow. Takes no ownership: acquire() does."""
+        """The longest known chain of full pages, covering at most max_tokens of tokens_L (int32), that a request can go
+        on from, and its last node. num_next more tokens must follow. Takes no ownership: acquire() does."""
         pages: list[int] = []
-        node, size = ROOT_NODE, self.page_size
+        nodes, size = [ROOT_NODE], self.page_size
+        node = ROOT_NODE
         for end in range(size, max_tokens + 1, size):
             entry = self._entry_of.get((node, tokens_L[end - size : end + self.num_next].tobytes()))
             if entry is None:
                 break
             page, node = entry
             pages.append(page)
-        return pages, node
+            nodes.append(node)
+        while pages and len(self.find_bookmark(nodes[-1])) < self.num_bookmark:
+            pages.pop()
+            nodes.pop()
+        return pages, nodes[-1]
+
+    def find_bookmark(self, node: int) -> list[int]:
+        """The pages of the bookmark behind this prefix, as far as they are there."""
+        entries = (self._entry_of.get((node, _bookmark_key(i))) for i in range(self.num_bookmark))
+        return [entry[0] for entry in entries if entry is not None]
+
+    def register_bookmark(self, node: int, pages: Sequence[int]) -> None:
+        """Makes a bookmark's pages known; those whose like is known already stay private."""
+        for i, page in enumerate(pages):
+            key = node, _bookmark_key(i)
+            if key not in self._entry_of:
+                self._entry_of[key] = (page, node)
+                self._key_of[page] = key
+
+    def num_needed(self, num_tokens: int) -> int:
+        """Pages of a request with so many tokens."""
+        return -(-num_tokens // self.page_size) + self.num_tail
 
     def num_cached(self, pages: Iterable[int]) -> int:
         """How many of these known pages have no owner, and so count as available."""
@@ -170,20 +201,26 @@ class PagePool:
             raise RuntimeError(f"{len(self._entry_of)} prefixes are known, but fewer pages hold them")
 
 
+def _bookmark_key(i: int) -> bytes:
+    """Of a bookmark's i-th page: shorter than the tokens of any page."""
+    return bytes([i])
+
+
 @dataclass(frozen=True, eq=False)
 class KVCache:
     """One rank's pages: their accounts and their memory."""
 
     pool: PagePool
     # An MTP layer is the last one. The last page of each is for padding: the pool does not know it.
-    layers: Sequence[LayerCache]
+    layers: Sequence[Any]  # each a LayerCache, or what else the model's attention keeps
     max_model_len: int  # most tokens of a request
+    token_bytes: float  # that each further token of a request takes
     pages: CachePages | None = None  # the same memory, where others may read it (EngineConfig.hands_over)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens for which the pages have room."""
-        return self.pool.num_pages * self.pool.page_size
+        """Tokens for which the pages have room, all of one request."""
+        return (self.pool.num_pages - self.pool.num_tail) * self.pool.page_size
 
     @staticmethod
     def for_model(config: EngineConfig, model: Model, left_bytes: int) -> "KVCache":
@@ -194,116 +231,11 @@ class KVCache:
             _log.warning(size.note)
         # An MTP layer's entries depend on each token and the next.
         drafts = config.num_speculative_tokens > 0
-        pool = PagePool(size.num_pages, config.page_size, config.enable_prefix_cache, num_next=int(drafts))
+        layout, sizes = size.layout, (size.num_pages, size.layout.page_size)
+        extra = {"num_tail": layout.num_tail, "num_bookmark": layout.num_bookmark}
+        pool = PagePool(*sizes, config.enable_prefix_cache, num_next=int(drafts), **extra)
         pages = CachePages() if config.hands_over else None
-        layers = allocate_layers(size, model.device, pages)
+        layers = layout.allocate(size.num_pages + 1, model.device, pages)
         if pages is not None and pages.num_bytes != size.num_bytes:
             raise ValueError("requests of this model cannot be handed to another instance: its cache is not all pages")
-        return KVCache(pool, layers, min(size.max_model_len, size.num_tokens), pages)
-
-
-@dataclass(frozen=True)
-class CacheSize:
-    """How many pages a rank has, known before they are there, and what decided it."""
-
-    num_layers: int  # an MTP layer is the last
-    num_pages: int  # without the one for padding
-    page_size: int  # tokens
-    entry: CacheFormat
-    max_model_len: int  # as asked for
-    note: str  # what is other than asked for, "" for nothing
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_pages * self.page_size
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all tensors."""
-        return (self.num_pages + 1) * self.page_size * self.token_bytes
-
-    @property
-    def token_bytes(self) -> int:
-        """Of a token in all layers."""
-        return self.num_layers * self.entry.token_bytes
-
-    @staticmethod
-    def for_config(config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype, left_bytes: int) -> "CacheSize":
-        """left_bytes: see KVCache.for_model."""
-        most, drafts, page_size = model.max_position_embeddings, config.num_speculative_tokens > 0, config.page_size
-        max_model_len = config.max_model_len or most
-        if max_model_len > most:
-            raise ValueError(f"--max-model-len {max_model_len}: the model knows positions up to {most}")
-        entry = CacheFormat.from_name(config.kv_cache_dtype, model, kv_dtype)
-        num_layers, given_gb = model.num_hidden_layers + drafts, config.kv_cache_gb
-        if given_gb is None and left_bytes <= 0:
-            raise ValueError(
-                f"no memory is left for a KV cache: weights and buffers take {-left_bytes / 2**30:.2f} GB more than "
-                "--memory-fraction allows a rank; raise it, take more ranks on more hosts, or give --kv-cache-gb"
-            )
-        gb = left_bytes / 2**30 if given_gb is None else given_gb
-        useful = _USEFUL_CACHE * config.max_num_seqs * -(-max_model_len // page_size)
-        num_pages = num_kv_pages(gb, page_size, num_layers * entry.token_bytes, useful)
-        size = CacheSize(num_layers, num_pages, page_size, entry, max_model_len, "")
-        return replace(size, note=_note(size, given_gb, gb, num_pages == useful, config.max_num_seqs))
-
-
-def _note(size: CacheSize, given_gb: float | None, gb: float, is_bounded: bool, max_num_seqs: int) -> str:
-    if size.num_tokens < size.max_model_len:
-        how = f"--memory-fraction leaves {gb:.2f} GB" if given_gb is None else f"--kv-cache-gb {given_gb}"
-        return (
-            f"the KV cache holds {size.num_tokens} tokens per rank: requests are limited to that instead of "
-            f"{size.max_model_len} ({how})"
-        )
-    if given_gb is None or not is_bounded or size.num_bytes > 0.9 * gb * 2**30:
-        return ""
-    return (
-        f"the KV cache takes {size.num_bytes / 2**30:.2f} GB of --kv-cache-gb {given_gb}: it holds {_USEFUL_CACHE} "
-        f"times what --max-num-seqs {max_num_seqs} requests of {size.max_model_len} tokens need; more would not be used"
-    )
-
-
-def num_kv_pages(kv_cache_gb: float, page_size: int, token_bytes: int, num_useful: int) -> int:
-    """Pages that fit in kv_cache_gb * 2**30 bytes, but no more than num_useful. Raises if none fits. token_bytes: of
-    all layers."""
-    page_bytes = page_size * token_bytes
-    fit = int(kv_cache_gb * 2**30) // page_bytes
-    if fit < 1:
-        raise ValueError(f"--kv-cache-gb {kv_cache_gb}: one page of {page_size} tokens takes {page_bytes} bytes")
-    return min(fit, num_useful)
-
-
-def allocate_layers(size: CacheSize, device: torch.device, readable: CachePages | None = None) -> list[LayerCache]:
-    """MemoryError where the device has no room for them. readable: gets them as its parts."""
-    shape = size.num_layers, size.num_pages + 1, size.page_size
-    latents = allocate_kv_cache(*shape, size.entry.latent, device, readable)
-    if size.entry.index is None:
-        return [LayerCache(latents_PSD) for latents_PSD in latents]
-    index_keys = allocate_kv_cache(*shape, size.entry.index, device, readable)
-    return [LayerCache(*pages) for pages in zip(latents, index_keys)]
-
-
-def allocate_kv_cache(
-    num_layers: int,
-    num_pages: int,
-    page_size: int,
-    entry: KVFormat | IndexFormat,
-    device: torch.device | str,
-    readable: CachePages | None = None,
-) -> Tensor:
-    """Pages [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers.
-    MemoryError where the device has no room for it. readable: gets a CPU's as a further part."""
-    shape = (num_layers, num_pages, page_size, entry.width)
-    num_bytes = torch.Size(shape).numel() * entry.dtype.itemsize
-    try:
-        if readable is not None and torch.device(device).type == "cpu":
-            return readable.allocate_part(shape, entry.dtype)
-        if torch.device(device).type == "cpu":  # pages take memory only once they are written
-            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            return torch.frombuffer(memory, dtype=torch.uint8).view(entry.dtype).view(shape)
-        return torch.zeros(shape, dtype=entry.dtype, device=device)
-    except (RuntimeError, OSError, OverflowError) as error:  # torch's message fills a page and names no option
-        raise MemoryError(
-            f"the KV cache takes {num_bytes / 2**30:.1f} GB (2**30 bytes), for which {device} has no room left: lower "
-            f"--kv-cache-gb ({str(error).splitlines()[0]})"
-        ) from None
+        return KVCache(pool, layers, min(size.max_model_len, size.num_tokens), layout.token_bytes, pages)

@@ -15,7 +15,8 @@ import torch
 
 from eprt import machine
 from eprt.config import EngineConfig, ModelConfig
-from eprt.engine.kv_cache import CacheSize, KVCache
+from eprt.engine.cache_size import CacheSize
+from eprt.engine.kv_cache import KVCache
 from eprt.ep.cpu.backend import window_bytes
 from eprt.ep.exchange import ep_configs
 from eprt.ep.group.group import EPGroup
@@ -23,6 +24,7 @@ from eprt.ep.placement.slot_map import SlotMap
 from eprt.models.deepseek_builder import open_checkpoint
 from eprt.models.hf_config import read_model_config
 from eprt.models.model import Model
+from eprt.models.v4_weight_memory import V4WeightMemory
 from eprt.models.weight_memory import WeightMemory
 
 _log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class MemoryPlan:
         """Of each of num_ranks ranks, ranks_on_host (default: all) of them here. ValueError for what cannot be."""
         config = read_model_config(engine)
         checkpoint = open_checkpoint(engine, config)
-        weights = WeightMemory(engine, config, checkpoint)
+        weights = (WeightMemory if config.v4 is None else V4WeightMemory)(engine, config, checkpoint)
         dense, experts = weights.dense_bytes(), weights.expert_bytes(num_ranks)
         checkpoint.close()
         exchange, program, share = 0, 0, gpu_bytes
@@ -88,7 +90,13 @@ class MemoryPlan:
         listed = ", ".join(f"{name} {_size(size)}" for name, size in parts if size)
         there = "" if self.share is None else f" of {_size(self.share)}"
         more = f", exchange and steps at most {1 - self.fraction:.0%}" if self.device == "cuda" else ""
-        return f"memory of each rank: {_size(self.total)}{there}: {listed}{more}; {self.cache.num_tokens} tokens"
+        room = f"{self.cache.num_tokens} tokens{self._each()}"
+        return f"memory of each rank: {_size(self.total)}{there}: {listed}{more}; {room}"
+
+    def _each(self) -> str:
+        cache = self.cache
+        longest = min(cache.num_tokens, cache.max_model_len)
+        return f", {cache.layout.token_bytes:g} bytes each, longest context {longest} tokens"
 
     def require_fit(self) -> None:
         """MemoryError with the arithmetic and the remedy."""
@@ -104,7 +112,7 @@ class MemoryPlan:
         rows = [
             ("weights that every rank has", _size(self.dense)),
             ("weights of its experts", _size(self.experts)),
-            ("KV cache", f"{_size(self.cache.num_bytes)}   {self.cache.num_tokens} tokens"),
+            ("KV cache", f"{_size(self.cache.num_bytes)}   {self.cache.num_tokens} tokens{self._each()}"),
             ("exchange between ranks", _size(self.exchange)),
             ("program and steps, about", _size(self.program)),
             ("together", _size(self.total)),

@@ -80,6 +80,9 @@ class EngineStats:
     kv_pages_total: int
     kv_pages_used_now: int
     last_step_s: float
+    kv_page_tokens: int = 0  # positions of a KV page
+    kv_token_bytes: float = 0.0  # of the KV cache, that each further token of a request takes
+    kv_longest_context: int = 0  # tokens of the longest request, by the model and by the cache
     num_gaps: int = 0  # pauses of the GPU between two steps (device_gap.py); 0 on CPUs
     gap_s: float = 0.0  # their sum
     num_two_batch_steps: int = 0  # of num_steps, those with two-batch overlap (overlap_policy.py)

@@ -77,7 +77,10 @@ class Request:
     max_len: int  # number of tokens at which it ends with "length"
     stop_ids: frozenset[int]  # token ids that end it
     row: int = -1  # its row in BatchRows, -1 unless it runs
-    pages: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)  # of its tokens, in order
+    tail: list[int] = field(default_factory=list)  # further pages, of models whose cache has such (request_pages.py)
+    takeover: tuple[int, ...] = ()  # pages of the bookmark that its first step goes on from
+    bookmarks: dict[int, list[int]] = field(default_factory=dict)  # by position: pages that the prefix cache lacks yet
     num_prefilled: int = 0  # tokens whose KV entries prefill has written, up to prefill_end
     prefill_end: int = 0
     decoding: bool = False  # then all tokens but the last have KV entries

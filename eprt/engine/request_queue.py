@@ -42,13 +42,13 @@ class RequestQueue:
         if not self._requests or not running or self.head.priority >= running[-1].priority:
             return []
         # A page must stay available for each running request (scheduler.py).
-        lacking = -(-len(self.head.tokens_L) // pool.page_size) + len(running) - pool.num_available
+        lacking = pool.num_needed(len(self.head.tokens_L)) + len(running) - pool.num_available
         displaced: list[Request] = []
         for request in reversed(running):
             if self._has_room(lacking, running, displaced, max_running) or request.priority <= self.head.priority:
                 break
             displaced.append(request)
-            lacking -= len(request.pages) + 1
+            lacking -= len(request.pages) + len(request.tail) + 1
         return displaced if self._has_room(lacking, running, displaced, max_running) else []
 
     def _has_room(self, lacking: int, running: Sequence[Request], displaced: list[Request], max_running: int) -> bool:

@@ -17,7 +17,7 @@ from eprt.engine.outputs import PromptLogprob
 from eprt.engine.sampler import top_logprobs
 from eprt.engine.schedule import Chunk, Drafts, Schedule
 from eprt.gpu.upload import upload
-from eprt.layers.batch import ForwardBatch, Split
+from eprt.layers.batch import ForwardBatch, Split, TailMove
 from eprt.layers.layer_cache import LayerCache
 from eprt.models.model import Model
 
@@ -53,8 +53,6 @@ class Runner:
         self.model, self.cache_L, self.rows = model, cache_L, rows
         self.device = model.device
         self.graphs: DecodeGraphs | None = None  # set later, on GPUs
-        self.num_tokens = 0  # so far
-        self.num_context_tokens = 0  # that attention has to read, added up over the rows of each step
         self.page_size, self.padding_page = cache_L[0].page_size, cache_L[0].num_pages - 1
         num_rows = len(rows.length_M)
         self.last_token_M = torch.zeros(num_rows, dtype=torch.int64, device=self.device) if keep_tokens else None
@@ -128,6 +126,8 @@ class Runner:
             "query_start_B1": query_start_B1,
             "logits_idx": self._logits_idx(schedule),
         }
+        if self.rows.tail_MF.shape[1]:
+            arrays["tail_BF"] = self.rows.tail_MF.take(row_B, axis=0)
         uploaded = upload([*arrays.values(), schedule.row_S, *self._find_drafts(schedule)], self.device)
         *tensors, row_S, at_D, row_D, k_D = uploaded
         fields: dict[str, Any] = dict(zip(arrays, tensors))
@@ -140,14 +140,14 @@ class Runner:
             split=Split.in_middle(query_start_B1.tolist()) if overlap == "tbo" else None,
             num_context=int(seq_len_B[num_decode:].sum()),
             longest=longest,
+            takeovers=_takeovers(schedule),
+            bookmarks=_bookmarks(schedule),
         )
         if self.last_token_M is not None:
             num = len(schedule.decodes)
             batch.token_id_T[:num] = self.last_token_M[row_S[:num]]
         if len(at_D):
             batch.token_id_T[at_D] = self.draft_token_MK[row_D, k_D]
-        self.num_tokens += num_tokens
-        self.num_context_tokens += int(self.position_T[:num_tokens].sum()) + num_tokens
         return PackedStep(batch, row_S)
 
     def prompt_logprobs(self, schedule: Schedule, logits_XV: Tensor) -> list[list[PromptLogprob]]:
@@ -200,6 +200,29 @@ class Runner:
             scored.append(self.logits_idx_T[start : start + _num_prompt_logprobs(chunk)])
             start = end
         return np.concatenate(sampled + scored)
+
+
+def _first_requests(schedule: Schedule) -> list[int]:
+    """Of each chunk: the number, in the batch, of its request, or of its first token where each is one."""
+    sizes = [schedule.num_decode_tokens, *(chunk.num_tokens if chunk.decoded else 1 for chunk in schedule.chunks)]
+    return np.cumsum(sizes).tolist()[:-1]
+
+
+def _takeovers(schedule: Schedule) -> tuple[TailMove, ...]:
+    chunks = zip(_first_requests(schedule), schedule.chunks)
+    return tuple(TailMove(first, chunk.start, chunk.takeover) for first, chunk in chunks if chunk.takeover)
+
+
+def _bookmarks(schedule: Schedule) -> tuple[TailMove, ...]:
+    """By the request, in the batch, that has the token before."""
+    first_S, moves = schedule.first_S, []
+    for i, bookmark in schedule.decode_bookmarks:
+        moves.append(TailMove(int(first_S[i] + bookmark.end - schedule.length_S[i]), bookmark.end, bookmark.pages))
+    for first, chunk in zip(_first_requests(schedule), schedule.chunks):
+        for bookmark in chunk.bookmarks:
+            row = bookmark.end - 1 - chunk.start if chunk.decoded else 0
+            moves.append(TailMove(first + row, bookmark.end, bookmark.pages))
+    return tuple(moves)
 
 
 def _num_prompt_logprobs(chunk: Chunk) -> int:

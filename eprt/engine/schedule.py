@@ -10,6 +10,14 @@ from eprt.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
+class Bookmark:
+    """What continues the first `end` tokens of a request, in pages that a step writes (kv_cache.py)."""
+
+    end: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Tokens start..end-1 of one request's prefill."""
 
@@ -22,6 +30,8 @@ class Chunk:
     decoded: bool = False  # the tokens were generated: they are computed as when they were, each as a decode
     num_registered: int = 0  # the request's before the chunk: pages that the prefix cache knew
     prefix_node: int = 0  # of the last of these
+    takeover: tuple[int, ...] = ()  # pages of the bookmark that it goes on from
+    bookmarks: tuple[Bookmark, ...] = ()  # that it writes
 
     @property
     def num_tokens(self) -> int:
@@ -49,6 +59,7 @@ class Schedule:
     holder_S: np.ndarray  # int64: who holds the row (BatchRows.holder_M)
     num_tokens: int
     draft_S: np.ndarray | None = None  # drafts computed behind each request's last token; None: no request has any
+    decode_bookmarks: tuple[tuple[int, Bookmark], ...] = ()  # that decodes write: index among the decodes, bookmark
 
     @cached_property
     def first_S(self) -> np.ndarray:
@@ -70,6 +81,12 @@ class Schedule:
         num_rows_S = self.draft_S + 1
         offset_X = np.arange(len(self.row_X)) - np.repeat(self.first_S, num_rows_S)
         return Drafts(offset_X, offset_X < np.repeat(self.draft_S, num_rows_S))
+
+    @property
+    def bookmarks(self) -> list[Bookmark]:
+        """All that the step writes."""
+        of_chunks = [bookmark for chunk in self.chunks for bookmark in chunk.bookmarks]
+        return of_chunks + [bookmark for _, bookmark in self.decode_bookmarks]
 
     @property
     def num_decode_tokens(self) -> int:

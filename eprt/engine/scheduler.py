@@ -42,6 +42,7 @@ from eprt.engine.draft_room import choose_drafts
 from eprt.engine.kv_cache import PagePool
 from eprt.engine.outputs import PromptLogprob, TokenOutput
 from eprt.engine.request import Request
+from eprt.engine.request_pages import RequestPages
 from eprt.engine.request_queue import RequestQueue
 from eprt.engine.schedule import Chunk, SampledTokens, Schedule
 from eprt.engine.transit import Transit
@@ -55,6 +56,7 @@ class Scheduler:
         self, pool: PagePool, rows: BatchRows, chunk_size: int, max_running: int, replays_decodes: bool = False
     ):
         self.pool, self.rows, self.replays_decodes = pool, rows, replays_decodes
+        self.pages = RequestPages(pool, rows)
         self.chunk_size, self.max_running = chunk_size, max_running
         self.waiting = RequestQueue()
         self.running: list[Request] = []  # by priority, oldest first
@@ -94,7 +96,7 @@ class Scheduler:
             self.rows.assign_row(request)
             request.decoding = True
             insort(self.running, request, key=lambda running: running.priority)
-            self._register_full_pages(request, self._num_cached(request))
+            self.pages.register_full(request, self._num_cached(request))
         self._decodes_changed |= bool(started)
         return started
 
@@ -117,11 +119,10 @@ class Scheduler:
         self._free_pages_and_row(request, keeps_pages)
 
     def _free_pages_and_row(self, request: Request, keeps_pages: bool = False) -> None:
-        self._register_full_pages(request, self._num_cached(request))
+        self.pages.register_full(request, self._num_cached(request))
         self.rows.release_row(request)
         if not keeps_pages:
-            self.pool.release(request.pages)
-            request.pages = []
+            self.pages.release(request)
         self._decodes_changed |= request.decoding
 
     # -- choosing --
@@ -134,6 +135,7 @@ class Scheduler:
         sampled, request_ids, row_S = self._decodes, self._decode_ids, self._decode_row_B
         draft_S = choose_drafts(self._decodes, row_S, self.rows, self.pool, len(self.running))
         num_tokens = len(sampled) + (0 if draft_S is None else int(draft_S.sum()))
+        decode_bookmarks = self.pages.begin_for_decodes(self._decodes, row_S, draft_S, len(self.running))
         chunks = self._schedule_prefills(self.chunk_size - num_tokens)
         last = [chunk.request for chunk in chunks if chunk.is_last]
         if last:
@@ -150,6 +152,7 @@ class Scheduler:
             holder_S=self.rows.holder_M[row_S],
             num_tokens=num_tokens + sum(chunk.num_tokens for chunk in chunks),
             draft_S=draft_S,
+            decode_bookmarks=decode_bookmarks,
         )
 
     def must_preempt(self) -> bool:
@@ -182,7 +185,7 @@ class Scheduler:
 
     def _add_page(self, request: Request) -> None:
         """Adds a page to a decode; where there is none it preempts the last requests, in the end this one."""
-        self._register_full_pages(request, self._num_cached(request))
+        self.pages.register_full(request, self._num_cached(request))
         while not self.pool.num_available:
             victim = self.running[-1]
             self._preempt(victim)
@@ -215,31 +218,24 @@ class Scheduler:
         if self.replays_decodes and not decoded:
             end = min(end, request.num_prompt)
         known = request.num_registered, request.prefix_node
-        self._register_full_pages(request, end)
-        return Chunk(request, request.row, start, end, end == request.prefill_end, is_first, decoded, *known)
+        moves = request.takeover, self.pages.begin_bookmarks(request, start, end, len(self.running))
+        self.pages.register_full(request, end)
+        return Chunk(request, request.row, start, end, end == request.prefill_end, is_first, decoded, *known, *moves)
 
     def _admit(self, request: Request, is_alone: bool) -> bool:
         """Moves the head of the queue to the running requests if its pages fit. is_alone: the step has no chunk yet."""
         if self.running and self._blocked == (request, self.pool.num_releases):
             return False
-        num_tokens = len(request.tokens_L)
         # The last token is always computed, for its logits, and so are prompt tokens that a wanted logprob depends on.
-        reusable = num_tokens - 1
+        reusable = len(request.tokens_L) - 1
         if self.replays_decodes and not is_alone:  # else a decode could read pages that a chunk behind it fills
             reusable = min(reusable, request.num_prompt - 1)
         if request.prompt_logprobs is not None:
             reusable = min(reusable, len(request.prompt_logprobs))
-        known, node = self.pool.match_prefix(request.tokens_L, reusable)
-        num_new = -(-num_tokens // self.pool.page_size) - len(known)
-        if self.pool.num_available - self.pool.num_cached(known) - num_new < len(self.running):
+        if not self.pages.take_over(request, reusable, len(self.running)):
             self._blocked = (request, self.pool.num_releases)
             return False
         self.waiting.remove(request)
-        self.pool.acquire(known)
-        request.pages = known + [self.pool.allocate() for _ in range(num_new)]
-        request.prefix_node, request.num_registered = node, len(known)
-        request.num_prefilled = len(known) * self.pool.page_size
-        request.prefill_end = num_tokens
         self.rows.assign_row(request)
         insort(self.running, request, key=lambda running: running.priority)
         if request.num_cached_tokens is None:
@@ -253,16 +249,6 @@ class Scheduler:
         """Tokens of a running request whose cache entries are in its pages."""
         return int(self.rows.length_M[request.row]) - 1 if request.decoding else request.num_prefilled
 
-    def _register_full_pages(self, request: Request, num_tokens: int) -> None:
-        """Tells the prefix cache of the pages that the request's first num_tokens tokens fill, as far as the tokens
-        behind them are known."""
-        page_size, num_next = self.pool.page_size, self.pool.num_next
-        num_tokens = min(num_tokens, int(self.rows.length_M[request.row]) - num_next)
-        for i in range(request.num_registered, num_tokens // page_size):
-            tokens = self.rows.tokens_ML[request.row, i * page_size : (i + 1) * page_size + num_next]
-            request.prefix_node = self.pool.register(request.pages[i], request.prefix_node, tokens)
-            request.num_registered += 1
-
     # -- results --
 
     def advance(self, schedule: Schedule) -> None:
@@ -271,6 +257,7 @@ class Scheduler:
             chunk.request.num_prefilled = chunk.end
             chunk.request.decoding = chunk.is_last
             self._decodes_changed |= chunk.is_last
+        self.pages.end_step([chunk.request for chunk in schedule.chunks])
         self._decodes_changed |= bool(self.rows.count_token(schedule.row_S).any())
 
     def drop_step(self, schedule: Schedule, advanced: bool = False) -> None:
@@ -290,6 +277,7 @@ class Scheduler:
                     for page in request.pages[self._num_cached(request) // self.pool.page_size :]:
                         self.pool.forget(page)
         self.rows.num_draft_M[row_X] = 0
+        self.pages.drop_step([] if advanced else schedule.bookmarks)
         for chunk in reversed(schedule.chunks):
             request = chunk.request
             if request.row < 0:  # aborted since
@@ -390,7 +378,7 @@ class Scheduler:
 
     def check_integrity(self, arriving: Sequence[Sequence[int]] = ()) -> None:
         """Raises RuntimeError naming what is not accounted for exactly. arriving: pages of requests not known here."""
-        self.pool.check_integrity([*(r.pages for r in self.running), *self.transit.owned_pages(), *arriving])
+        self.pool.check_integrity([*self.pages.owned(self.running), *self.transit.owned_pages(), *arriving])
         num_waiting = len(self.waiting) + len(self.transit.arrived)
         if len(self._requests) != len(self.running) + num_waiting:
             raise RuntimeError(

@@ -30,7 +30,7 @@ def prepare_gpu(
     warm_up(runner, drafter, longest, lambda num_tokens: overlap.for_step([num_tokens], "normal"))
     most_decodes = config.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
     most_rows = min(config.low_latency_max_tokens, most_decodes)
-    num_pages = -(-max_model_len // config.page_size)
+    num_pages = -(-max_model_len // runner.page_size)
     wanted = config.graph_sizes if replays else ()
     sizes = record_decodes(runner, drafter, wanted, most_rows, num_pages, overlap.decode)
     return sizes, most_decodes, most_rows

@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -23,6 +24,16 @@ class Split:
         token = (query_start_B1[-1] + 1) // 2
         first_end = bisect_left(query_start_B1, token)
         return Split(token, first_end, bisect_right(query_start_B1, token) - 1 if token else 0)
+
+
+@dataclass(frozen=True)
+class TailMove:
+    """What continues a context from a position on: one request of a step leaves it, or takes over another's
+    (hybrid_cache.py)."""
+
+    request: int  # of the batch
+    end: int  # that position, a multiple of the page's
+    pages: tuple[int, ...]  # the bookmark's
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,10 @@ class ForwardBatch:
     first_row: int = 0  # of the step's rows, the first that is here (second halves)
     num_context: int | None = None  # sum of seq_len_B behind the decodes, or more; None where the host does not know
     longest: int | None = None  # the largest of seq_len_B, or more; None where the host does not know
+    # Of models whose requests have pages beside those of their positions: int32 [B, pages]; None for others.
+    tail_BF: Tensor | None = None
+    bookmarks: tuple[TailMove, ...] = ()  # that the step writes, by request and position
+    takeovers: tuple[TailMove, ...] = ()  # that requests begin with
 
     @property
     def num_tokens(self) -> int:
@@ -65,13 +80,15 @@ class ForwardBatch:
         cut = self.split or Split(middle, middle, middle)
         requests = slice(cut.first_end)
         behind_B = (self.query_start_B1[1 : cut.first_end + 1] - cut.token).clamp(min=0)
+        first_seq_len_B = self.seq_len_B[requests] - behind_B
         first = replace(
             self._rows(slice(cut.token)),
             page_table_BP=self.page_table_BP[requests],
-            seq_len_B=self.seq_len_B[requests] - behind_B,
+            seq_len_B=first_seq_len_B,
             query_start_B1=self.query_start_B1[: cut.first_end + 1].clamp(max=cut.token),
             num_decode=min(self.num_decode, cut.token),
             split=None,
+            **self._first_moves(cut, first_seq_len_B, requests),
         )
         requests = slice(cut.second_begin, None)
         second = replace(
@@ -82,8 +99,31 @@ class ForwardBatch:
             num_decode=self.num_decode - first.num_decode,
             split=None,
             first_row=self.first_row + cut.token,
+            **self._second_moves(cut, first, requests),
         )
         return first, second
+
+    def _first_moves(self, cut: Split, seq_len_B: Tensor, requests: slice) -> dict[str, Any]:
+        if self.tail_BF is None:
+            return {}
+        bookmarks = (move for move in self.bookmarks if move.request < cut.first_end)
+        return {
+            "tail_BF": self.tail_BF[requests],
+            "bookmarks": tuple(move for move in bookmarks if move.end <= seq_len_B[move.request]),
+            "takeovers": tuple(move for move in self.takeovers if move.request < cut.first_end),
+        }
+
+    def _second_moves(self, cut: Split, first: "ForwardBatch", requests: slice) -> dict[str, Any]:
+        if self.tail_BF is None:
+            return {}
+        moves = {
+            name: tuple(replace(move, request=move.request - cut.second_begin) for move in whole if move not in done)
+            for name, whole, done in (
+                ("bookmarks", self.bookmarks, first.bookmarks),
+                ("takeovers", self.takeovers, first.takeovers),
+            )
+        }
+        return {"tail_BF": self.tail_BF[requests], **moves}
 
     def _rows(self, rows: slice) -> "ForwardBatch":
         return replace(

@@ -12,7 +12,7 @@ from eprt.gpu.readback import overwrite
 from eprt.layers.linear import Matrix, padded_intermediate_size, swiglu_weights
 from eprt.ops.known_rows import KnownRows
 from eprt.ops.signal import TileSignal
-from eprt.ops.weight import BLOCK, Weight
+from eprt.ops.weight import BLOCK, FP4_BLOCK, Weight
 
 
 class ExpertPool:
@@ -29,6 +29,7 @@ class ExpertPool:
         self, config: MoEConfig, num_buffers: int, weight_format: str | None = None, device: torch.device | str = "cpu"
     ):
         self.weight_format, self.dtype = weight_format or config.weight_format, config.dtype
+        self.swiglu_limit = config.swiglu_limit
         self.device = torch.device(device)
         self.hidden_size, self.intermediate_size = config.hidden_size, config.intermediate_size
         stored_size = padded_intermediate_size(self.intermediate_size, self.weight_format)
@@ -130,7 +131,8 @@ class Experts:
         if signal is None:
             known = None if received.counts is None else KnownRows(received.counts, self.buffers)
             hints = expected_rows, num_sms, known
-            return ops.grouped_experts(x_RH, count_E, w13, w2, out_RH, buffer_E, scale_RG, *hints)
+            limit = {} if self.pool.swiglu_limit is None else {"limit": self.pool.swiglu_limit}
+            return ops.grouped_experts(x_RH, count_E, w13, w2, out_RH, buffer_E, scale_RG, *hints, **limit)
         inner = ops.experts_up(x_RH, count_E, w13, buffer_E, scale_RG, out_RH.dtype, expected_rows, num_sms)
         return ops.experts_down(inner, w2, out_RH, signal, num_sms)
 
@@ -141,6 +143,11 @@ def _empty_stack(
     if weight_format == "fp8":
         scale = torch.zeros(num_slots, -(-n // BLOCK), -(-k // BLOCK), device=device)
         return Weight(torch.empty(num_slots, n, k, dtype=torch.float8_e4m3fn, device=device), scale)
+    if weight_format == "fp4":
+        data, scale = (
+            torch.empty(num_slots, n, k // each, dtype=torch.uint8, device=device) for each in (2, FP4_BLOCK)
+        )
+        return Weight(data, scale)
     if weight_format == "int8":
         data = torch.empty(num_slots, n, k, dtype=torch.int8, device=device)
         return Weight(data, torch.zeros(num_slots, n, device=device))

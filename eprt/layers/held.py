@@ -15,7 +15,7 @@ from eprt.layers.experts import ExpertPool
 from eprt.layers.linear import split_swiglu
 from eprt.ops.weight import Weight
 
-QUANTISED = (torch.float8_e4m3fn, torch.int8)
+QUANTISED = (torch.float8_e4m3fn, torch.int8, torch.uint8)
 
 
 def lasting(tensor: Tensor) -> Tensor:
@@ -76,13 +76,15 @@ class HeldSwiglu(HeldModule):
 
 
 class HeldGate(HeldModule):
-    """The router: weight [E, H] and, where there is one, e_score_correction_bias [E]."""
+    """The router: weight [E, H] and, where they are, e_score_correction_bias [E] and tid2eid [V, K]."""
 
-    def __init__(self, weight_EH: Tensor, bias_E: Tensor | None):
+    def __init__(self, weight_EH: Tensor, bias_E: Tensor | None, table_VK: Tensor | None = None):
         super().__init__()
         self.weight = _parameter(weight_EH)
         if bias_E is not None:
             self.register_buffer("e_score_correction_bias", bias_E)
+        if table_VK is not None:
+            self.register_buffer("tid2eid", table_VK)
 
 
 class HeldExperts(HeldModule):

@@ -1,6 +1,7 @@
 """Linear: one matrix product, with its weight in the format it is kept in; and how a checkpoint's matrix gets there.
 
-Formats: "same" (the model's dtype), "fp8" (e4m3, one scale per 128x128 block), "int8" (one scale per output row).
+Formats: "same" (the model's dtype), "fp8" (e4m3, one scale per 128x128 block), "int8" (one scale per output row), "fp4"
+(e2m1, two values to a byte, one power of 2 per 32 columns).
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from eprt import ops
 from eprt.layers.norm import RMSNorm
-from eprt.ops.weight import BLOCK, Weight, quantize_fp8, quantize_int8
+from eprt.ops.weight import BLOCK, Weight, quantize_fp4, quantize_fp8, quantize_int8
 
 Matrix = Tensor | Weight  # in whatever format a checkpoint has it
 
@@ -82,7 +83,9 @@ def as_format(weight: Matrix, weight_format: str, dtype: torch.dtype) -> Weight:
         return weight if weight.data.dtype == torch.float8_e4m3fn else quantize_fp8(weight.dequantize())
     if weight_format == "int8":
         return weight if weight.data.dtype == torch.int8 else quantize_int8(weight.dequantize())
-    raise ValueError(f"weight format {weight_format!r}: must be same, fp8 or int8")
+    if weight_format == "fp4":
+        return weight if weight.is_fp4 else quantize_fp4(weight.dequantize())
+    raise ValueError(f"weight format {weight_format!r}: must be same, fp8, int8 or fp4")
 
 
 def moved_weight(weight: Weight, dtype: torch.dtype, device: torch.device) -> Weight:
@@ -120,7 +123,7 @@ def split_swiglu(w13: Weight, w2: Weight, intermediate_size: int) -> tuple[Weigh
     """Gate, up and down as views of what swiglu_weights made, without the padding."""
     half = w13.shape[0] // 2
     gate_rows, up_rows = slice(0, intermediate_size), slice(half, half + intermediate_size)
-    down = Weight(w2.data[:, :intermediate_size], w2.scale)
+    down = Weight(w2.data if w2.is_fp4 else w2.data[:, :intermediate_size], w2.scale)
     if w13.scale is None:
         return Weight(w13.data[gate_rows]), Weight(w13.data[up_rows]), down
     if w13.data.dtype == torch.float8_e4m3fn:

@@ -10,9 +10,18 @@ from eprt.layers.linear import Linear, Matrix, moved_weight, swiglu_weights
 
 
 class MLP:
-    """y = (silu(x Wg^T) * (x Wu^T)) Wd^T, with gate and up stored as one matrix."""
+    """y = (silu(x Wg^T) * (x Wu^T)) Wd^T, with gate and up stored as one matrix. limit: as MoEConfig.swiglu_limit."""
 
-    def __init__(self, gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix, weight_format: str, dtype: torch.dtype):
+    def __init__(
+        self,
+        gate_IH: Matrix,
+        up_IH: Matrix,
+        down_HI: Matrix,
+        weight_format: str,
+        dtype: torch.dtype,
+        limit: float | None = None,
+    ):
+        self.limit = limit
         w13, w2 = swiglu_weights(gate_IH, up_IH, down_HI, weight_format, dtype)
         self.gate_up, self.down = Linear(w13), Linear(w2)
 
@@ -25,4 +34,5 @@ class MLP:
         return moved
 
     def __call__(self, x_TH: Tensor) -> Tensor:
-        return ops.silu_linear(self.gate_up(x_TH), self.down.weight)
+        bound = () if self.limit is None else (self.limit,)
+        return ops.silu_linear(self.gate_up(x_TH), self.down.weight, *bound)

@@ -107,13 +107,12 @@ class EPMoE(nn.Module):
     # -- weights --
 
     @torch.inference_mode(False)
-    def load_gate(self, weight_EH: Tensor, bias_E: Tensor | None = None) -> None:
-        """bias_E: the correction bias of sigmoid scoring; it affects which experts are chosen, not their weights."""
-        want = (self.config.num_experts, self.config.hidden_size)
-        if tuple(weight_EH.shape) != want:
-            raise ValueError(f"gate weight has shape {tuple(weight_EH.shape)}, expected {want}")
-        self._gate = Gate(self.config, lasting(weight_EH), None if bias_E is None else lasting(bias_E))
-        self.gate = HeldGate(self._gate.linear.weight.data, self._gate.bias_E)
+    def load_gate(self, weight_EH: Tensor, bias_E: Tensor | None = None, table_VK: Tensor | None = None) -> None:
+        """bias_E: the correction bias; it affects which experts are chosen, not their weights. table_VK: the experts of
+        each token id, where that alone chooses them (hash routing): forward needs input_ids then."""
+        kept = [None if each is None else lasting(each) for each in (bias_E, table_VK)]
+        self._gate = gate = Gate(self.config, lasting(weight_EH), *kept)
+        self.gate = HeldGate(gate.linear.weight.data, gate.bias_E, gate.table_VK)
 
     def load_expert(self, slot: int, gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix) -> None:
         """Fills local slot `slot` with the weights of logical expert expert_of_slot[slot]."""
@@ -322,9 +321,9 @@ class EPMoE(nn.Module):
         self.experts = HeldExperts(pool, config.num_experts)
         self._show_experts()
         if self._gate is not None:
-            gate, bias_E = self._gate.linear.weight.data, self._gate.bias_E
-            gate = gate.to(device, gate.dtype if dtype == old_dtype else dtype)
-            self.load_gate(gate, None if bias_E is None else bias_E.to(device))
+            gate_EH, rest = self._gate.linear.weight.data, (self._gate.bias_E, self._gate.table_VK)
+            gate_EH = gate_EH.to(device, gate_EH.dtype if dtype == old_dtype else dtype)
+            self.load_gate(gate_EH, *(None if each is None else each.to(device) for each in rest))
         if self._shared is not None:
             self.load_shared(self._shared.moved_to(dtype, device))
 

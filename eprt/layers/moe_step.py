@@ -4,10 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from eprt import ops
 from eprt.ep.api import DispatchHandle, Received
 from eprt.layers.gate import RoutedTokens
-from eprt.layers.layer_cache import LayerCache
 from eprt.layers.layer_step import Layer, LayerStep, Microbatch
 from eprt.layers.moe import EPMoE
 from eprt.layers.sm_split import ONE_PROGRAM_PER_TILE, device_sms
@@ -29,7 +27,7 @@ class MoEStep(LayerStep):
     y_TH: Tensor  # their sums, token by token
     shared_TH: Tensor | None  # of the shared expert, where the layer has one
 
-    def __init__(self, layer: Layer, moe: EPMoE, microbatch: Microbatch, cache: LayerCache, signal: Any = None):
+    def __init__(self, layer: Layer, moe: EPMoE, microbatch: Microbatch, cache: Any, signal: Any = None):
         super().__init__(layer, microbatch, cache)
         self.moe, self.ep, self.signal = moe, moe.ep[microbatch.batch.mode], signal
 
@@ -78,4 +76,4 @@ class MoEStep(LayerStep):
         self.y_TH = self.ep.combine_recv(self.handle)
 
     def add(self) -> None:
-        self.microbatch.x_TH = ops.add_rows(self.microbatch.x_TH, self.y_TH, self.shared_TH)
+        self.microbatch.x_TH = self.layer.add_output(self.microbatch, self.y_TH, self.shared_TH)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.lanes import Lanes
-from eprt.layers.layer_cache import LayerCache
 from eprt.layers.layer_step import Layer, LayerStep, Microbatch
 from eprt.layers.moe import EPMoE
 from eprt.layers.moe_step import MoEStep
@@ -18,7 +17,7 @@ from eprt.layers.sm_split import device_sms, send_sms, tile_rows
 
 
 def run_layers(
-    layers: Sequence[Layer], x_TH: Tensor, batch: ForwardBatch, cache_L: Sequence[LayerCache], lanes: Lanes
+    layers: Sequence[Layer], x_TH: Tensor, batch: ForwardBatch, cache_L: Sequence[Any], lanes: Lanes
 ) -> Tensor:
     """The residual stream behind the layers. Two microbatches if batch.overlap is "tbo", else one."""
     microbatches = [Microbatch(batch, x_TH)]
@@ -33,7 +32,7 @@ def run_layers(
 
 
 def _walk(
-    layers: Sequence[Layer], microbatch: Microbatch, cache_L: Sequence[LayerCache], lanes: Lanes
+    layers: Sequence[Layer], microbatch: Microbatch, cache_L: Sequence[Any], lanes: Lanes
 ) -> Generator[None, None, None]:
     """Takes one microbatch through all layers; yields at every PAUSE."""
     for layer, cache in zip(layers, cache_L, strict=True):
@@ -45,7 +44,7 @@ def _walk(
                 lanes.run(stage, step)
 
 
-def begin_step(layer: Layer, microbatch: Microbatch, cache: LayerCache) -> tuple[LayerStep, tuple[Stage, ...]]:
+def begin_step(layer: Layer, microbatch: Microbatch, cache: Any) -> tuple[LayerStep, tuple[Stage, ...]]:
     """A microbatch at the beginning of a layer, and the schedule that it follows there."""
     moe, overlap = layer.mlp, microbatch.batch.overlap
     if not isinstance(moe, EPMoE):

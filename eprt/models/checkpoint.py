@@ -20,6 +20,7 @@ INDEX_NAME = "model.safetensors.index.json"
 # DeepSeek's name for the fp32 scales of an fp8 matrix, one per 128x128 block; despite "inv", values are multiplied.
 SCALE_SUFFIX = "_scale_inv"
 FP8 = "F8_E4M3"
+FP4 = "I8"  # two e2m1 values to a byte; safetensors has no name for it
 _SAMPLE_BYTES = 64
 _DTYPES = {
     "F64": torch.float64,
@@ -28,6 +29,7 @@ _DTYPES = {
     "F16": torch.float16,
     FP8: torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I8": torch.int8,
@@ -72,16 +74,27 @@ class TensorSource:
         raise NotImplementedError
 
     def read_weight(self, name: str) -> Weight:
-        """A matrix with its block scales when it is fp8."""
+        """A matrix, with its scales when it is fp8 or fp4."""
         data = self.read(name)
         if data.dtype == torch.float16:  # the kernels take none, and float32 holds it exactly
             return Weight(data.float())
-        if data.dtype != torch.float8_e4m3fn:
+        if not self.is_quantised(name):
             return Weight(data)
-        return Weight(data, self.read(name + SCALE_SUFFIX).float())
+        scale = self.read(self.scale_name(name))
+        if data.dtype == torch.int8:
+            return Weight(data.view(torch.uint8), scale.view(torch.uint8))
+        return Weight(data, scale.float())
+
+    def scale_name(self, name: str) -> str:
+        """The tensor with a quantised matrix's scales: V4 has NAME.scale beside NAME.weight, earlier models append."""
+        short = f"{name.removesuffix('weight')}scale"
+        return short if short in self.tensors else name + SCALE_SUFFIX
 
     def is_fp8(self, name: str) -> bool:
         return name in self.tensors and self.tensors[name].dtype == FP8
+
+    def is_quantised(self, name: str) -> bool:
+        return name in self.tensors and self.tensors[name].dtype in (FP8, FP4)
 
     def fingerprint(self, names: Iterable[str]) -> str:
         """Of these tensors' shapes, formats and a few of their values: another one for another checkpoint."""

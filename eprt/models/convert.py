@@ -25,10 +25,10 @@ from torch import Tensor
 from eprt.ep.placement.slot_map import SlotMap
 from eprt.models.checkpoint import INDEX_NAME, Checkpoint
 from eprt.models.config_file import ConfigFile
+from eprt.models.tensor_family import expert_number
 
 TEMPLATE_DIRS = ("additional_chat_templates", "encoding")  # where serve/openai looks for templates and encodings
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
+_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ def _files(checkpoint: Checkpoint, rank_of_expert: dict[int, int], max_bytes: in
     """File name -> its tensors, in the order of reading: dense ones first, then rank by rank."""
     by_shard: dict[int, list[str]] = {-1: []}
     for name in sorted(checkpoint.tensors, key=_reading_order):
-        expert = _EXPERT.search(name)
-        if expert and int(expert[1]) not in rank_of_expert:
+        expert = expert_number(name)
+        if expert is not None and expert not in rank_of_expert:
             raise ValueError(f"tensor {name}: config.json says there are {len(rank_of_expert)} experts")
-        by_shard.setdefault(rank_of_expert[int(expert[1])] if expert else -1, []).append(name)
+        by_shard.setdefault(-1 if expert is None else rank_of_expert[expert], []).append(name)
     for shard in sorted(by_shard):
         stem = "dense" if shard < 0 else f"rank-{shard:03d}"
         parts: list[list[str]] = [[]]
@@ -114,8 +114,8 @@ def _files(checkpoint: Checkpoint, rank_of_expert: dict[int, int], max_bytes: in
 
 
 def _reading_order(name: str) -> tuple[int, int, str]:
-    layer, expert = _LAYER.match(name), _EXPERT.search(name)
-    return (int(layer[1]) if layer else -1, int(expert[1]) if expert else -1, name)
+    layer, expert = _LAYER.match(name), expert_number(name)
+    return (int(layer[1]) if layer else -1, -1 if expert is None else expert, name)
 
 
 def _make_room(partial: Path, num_bytes: int) -> None:

@@ -6,17 +6,19 @@ T tokens, H hidden size, X rows whose logits are wanted, V vocabulary.
 """
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from eprt import ops
 from eprt.config import ModelConfig
 from eprt.ep.exchange import Exchange
 from eprt.gpu.readback import Readback
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.lanes import Lanes, StreamLanes
 from eprt.layers.layer_cache import LayerCache
-from eprt.layers.layer_step import Microbatch
+from eprt.layers.layer_step import Layer, Microbatch
 from eprt.layers.linear import Linear
 from eprt.layers.mla import MLA
 from eprt.layers.mlp import MLP
@@ -39,6 +41,9 @@ class DecoderLayer:
         attended_TH = self.attention(m.x_TH, self.attention_norm, m.batch, cache, m.plans)
         return self.mlp_norm.add(attended_TH, m.x_TH)
 
+    def add_output(self, microbatch: Microbatch, y_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
+        return ops.add_rows(microbatch.x_TH, y_TH, shared_TH)
+
 
 class MtpLayer:
     """Multi-token prediction: from the model's hidden state at a position and the embedding of the token that follows,
@@ -57,6 +62,16 @@ class MtpLayer:
         return self.head_norm(run_layers([self.layer], self.project(both_T2H), batch, [cache], lanes))
 
 
+class DraftingLayer(Protocol):
+    """What a model drafts with."""
+
+    layer: Any  # its decoder layer
+
+    def __call__(
+        self, hidden_TH: Tensor, embedded_TH: Tensor, batch: ForwardBatch, cache: Any, lanes: Lanes
+    ) -> Tensor: ...
+
+
 class DeepseekModel(Model):
     """Attention and dense weights are whole on each rank. Batch-invariant: a row's logits depend neither on the rest of
     the batch nor on the number of ranks inside a node."""
@@ -65,11 +80,11 @@ class DeepseekModel(Model):
         self,
         config: ModelConfig,
         embed_VH: Tensor,
-        layers: Sequence[DecoderLayer],
+        layers: Sequence[Layer],
         norm: RMSNorm,
         lm_head: Linear,
         exchange: Exchange,
-        mtp: MtpLayer | None = None,
+        mtp: DraftingLayer | None = None,
         device: torch.device | str = "cpu",
     ):
         self.config, self.kv_dtype, self.device = config, config.dtype, torch.device(device)
@@ -118,9 +133,6 @@ class DeepseekModel(Model):
     def expert_load(self) -> list[list[int]]:
         """As Model's; on a GPU as recent as Readback says."""
         return [] if self._load is None else [load_S.tolist() for load_S in self._load.read()]
-
-    def attention_us(self) -> float | None:
-        return self.lanes.attention_us()
 
     def reset_counters(self) -> None:
         for moe in self.moe_layers():

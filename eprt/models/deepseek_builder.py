@@ -22,13 +22,14 @@ from eprt.layers.moe import EPMoE
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import cos_sin_table
 from eprt.layers.sparse_mla import SparseMLA
-from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint, TensorSource
+from eprt.models.checkpoint import Checkpoint, TensorSource
 from eprt.models.deepseek import DecoderLayer, DeepseekModel, MtpLayer
-from eprt.models.deepseek_tensors import check_mtp, check_tensors, expected_tensors, is_skipped
 from eprt.models.dummy import DummyCheckpoint
 from eprt.models.expert_copies import ExpertCopies
 from eprt.models.expert_source import ExpertSource, read_swiglu
+from eprt.models.families import family_of
 from eprt.models.hf_config import read_model_config
+from eprt.models.tensor_family import expert_number
 from eprt.models.weight_memory import expert_format
 from eprt.ops.weight import Weight
 
@@ -38,13 +39,18 @@ Progress = Callable[[int, int], None]
 
 
 def load_deepseek(
-    engine: EngineConfig, group: EPGroup, progress: Progress | None = None, device: torch.device = CPU
+    engine: EngineConfig,
+    group: EPGroup,
+    progress: Progress | None = None,
+    device: torch.device = CPU,
+    builder: "type[ModelBuilder] | None" = None,
 ) -> DeepseekModel:
-    """See loader.load_model."""
+    """See loader.load_model. builder: default ModelBuilder."""
     with all_or_none(group, "load the model"):
         config = read_model_config(engine)
         checkpoint = open_checkpoint(engine, config, device)
-        fingerprint = checkpoint.fingerprint(n for n in expected_tensors(config, False) if ".mlp.experts." not in n)
+        names = family_of(config).expected_tensors(config, False)
+        fingerprint = checkpoint.fingerprint(name for name in names if expert_number(name) is None)
     _check_same_model(group, engine.model_dir, config, fingerprint)
     exchange, slot_map = Exchange({}), None
     if config.moe is not None:
@@ -54,7 +60,7 @@ def load_deepseek(
         exchange = make_exchange(config.moe, group, slot_map.num_slots, **how)
     with all_or_none(group, "load the model"):
         started_s = time.monotonic()
-        model = _Builder(engine, config, checkpoint, group, exchange, slot_map, progress).build()
+        model = (builder or ModelBuilder)(engine, config, checkpoint, group, exchange, slot_map, progress).build()
         if device.type == "cuda":
             torch.cuda.synchronize()
         gb, seconds = checkpoint.num_bytes_read / 1e9, max(time.monotonic() - started_s, 1e-9)
@@ -62,7 +68,7 @@ def load_deepseek(
         log.info(f"{where} loaded {gb:.3f} GB in {seconds:.2f} s: {gb / seconds:.2f} GB/s")
     checkpoint.close()
     copies = ExpertCopies(group, model.moe_layers()) if engine.expert_host_copies == "node" else None
-    model.expert_source = ExpertSource(checkpoint, copies)
+    model.expert_source = ExpertSource(config, checkpoint, copies)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # memory of the copy stream, which nothing else would get
     return model
@@ -70,20 +76,20 @@ def load_deepseek(
 
 def open_checkpoint(engine: EngineConfig, config: ModelConfig, device: torch.device = CPU) -> TensorSource:
     """The tensors that the configuration asks for. CheckpointError where some are missing or wrong."""
-    mtp = engine.num_speculative_tokens > 0
+    mtp, family = engine.num_speculative_tokens > 0, family_of(config)
     if mtp:
-        check_mtp(config, engine.model_dir)
+        family.check_mtp(config, engine.model_dir)
     if engine.load_format == "dummy":
-        return DummyCheckpoint(engine.model_dir, config, expected_tensors(config, mtp), device)
+        return DummyCheckpoint(engine.model_dir, config, family.expected_tensors(config, mtp), device)
     checkpoint = Checkpoint(engine.model_dir, device=device)
-    check_tensors(config, checkpoint, mtp)
+    family.check_tensors(config, checkpoint, mtp)
     return checkpoint
 
 
 def _check_same_model(group: EPGroup, model_dir: str, config: ModelConfig, fingerprint: str) -> None:
     """Every rank may read a directory of its own host. ValueError, on all ranks, if they hold different models."""
     fields = asdict(config)
-    for part in ("moe", "rope", "indexer"):
+    for part in ("moe", "rope", "indexer", "v4"):
         fields |= {f"{part}.{name}": value for name, value in (fields.pop(part) or {}).items()}
     differs = first_difference(group, {**fields, "weights": fingerprint})
     if differs is None:
@@ -96,7 +102,7 @@ def _check_same_model(group: EPGroup, model_dir: str, config: ModelConfig, finge
     )
 
 
-class _Builder:
+class ModelBuilder:
     """Reads tensors and puts layers together. fp8 matrices stay fp8; with --quantization int8 all become int8."""
 
     def __init__(
@@ -111,7 +117,7 @@ class _Builder:
     ):
         self.engine, self.config, self.checkpoint, self.group = engine, config, checkpoint, group
         self.device = checkpoint.device
-        self.exchange, self.slot_map = exchange, slot_map
+        self.family, self.exchange, self.slot_map = family_of(config), exchange, slot_map
         self.spare_experts = engine.spare_experts
         self.int8 = engine.quantization == "int8"
         self.num_positions = engine.max_model_len or config.max_position_embeddings
@@ -183,7 +189,7 @@ class _Builder:
 
     def moe(self, prefix: str, layer_idx: int) -> EPMoE:
         assert self.config.moe is not None
-        config = replace(self.config.moe, weight_format=self.expert_format(prefix))
+        config = replace(self.config.moe, weight_format=self.expert_format(layer_idx))
         pool = self.pools[config.weight_format]
         where = {"ep": self.exchange, "slot_map": self.slot_map, "pool": pool, "device": self.device.type}
         moe = EPMoE(config, self.group, layer_idx=layer_idx, **where)
@@ -210,7 +216,7 @@ class _Builder:
             return {}
         layers = [layer_idx for layer_idx in range(c.num_hidden_layers + self.mtp) if c.is_moe_layer(layer_idx)]
         num_slots = self.slot_map.num_slots // self.group.size
-        formats = [self.expert_format(f"model.layers.{layer_idx}.mlp.") for layer_idx in layers]
+        formats = [self.expert_format(layer_idx) for layer_idx in layers]
         return {
             name: ExpertPool(c.moe, formats.count(name) * num_slots + self.spare_experts, name, self.device)
             for name in set(formats)
@@ -230,11 +236,11 @@ class _Builder:
         return Linear(as_format(weight, self.format_of(weight), self.config.dtype), bias_N)
 
     def swiglu(self, prefix: str) -> tuple[Weight, Weight, Weight]:
-        return read_swiglu(self.checkpoint, prefix)
+        return read_swiglu(self.checkpoint, prefix, self.family.matrices)
 
-    def expert_format(self, prefix: str) -> str:
+    def expert_format(self, layer_idx: int) -> str:
         """One format for all experts of a layer, those of other ranks included: the same on every rank."""
-        return expert_format(self.engine, self.config, self.checkpoint, prefix)
+        return expert_format(self.engine, self.config, self.checkpoint, layer_idx)
 
     def format_of(self, *weights: Weight) -> str:
         if self.int8:
@@ -251,17 +257,17 @@ class _Builder:
         checkpoint.read_ahead(names)
         needed = set(names)
         left = [name for name in checkpoint.tensors if name not in needed]
-        skipped = sum(is_skipped(self.config, name, checkpoint.tensors) for name in left)
+        skipped = sum(self.family.is_skipped(self.config, name, checkpoint.tensors) for name in left)
         if skipped and self.group.rank == 0:
             log.info("%d tensors are not needed and stay on disk (MTP layers, computed buffers)", skipped)
 
     def _names_to_read(self) -> list[str]:
         local = set() if self.slot_map is None else set(self.slot_map.experts_of_rank(self.group.rank, self.group.size))
         names = []
-        for name in expected_tensors(self.config, self.mtp):
-            expert = name.partition(".mlp.experts.")[2].partition(".")[0]
-            if not expert or int(expert) in local:
+        for name in self.family.expected_tensors(self.config, self.mtp):
+            expert = expert_number(name)
+            if expert is None or expert in local:
                 names.append(name)
-                if self.checkpoint.is_fp8(name):
-                    names.append(name + SCALE_SUFFIX)
+                if self.checkpoint.is_quantised(name):
+                    names.append(self.checkpoint.scale_name(name))
         return names

@@ -14,8 +14,8 @@ from eprt.ops.weight import BLOCK
 
 Shape = tuple[int, ...]
 Kind = tuple[Shape, bool]  # of a tensor: its shape, and whether it may be fp8
-_FLOATS = ("F32", "BF16", "F16")
-_SCALES = (*_FLOATS, "F8_E8M0")  # ue8m0: powers of two
+FLOATS = ("F32", "BF16", "F16")
+SCALES = (*FLOATS, "F8_E8M0")  # ue8m0: powers of two
 # Saved by old versions of transformers; computed here.
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 _MOST_LISTED = 40  # of wrong tensors: a checkpoint of another model has tens of thousands
@@ -115,16 +115,21 @@ def check_tensors(config: ModelConfig, checkpoint: Checkpoint, mtp: bool = False
     scales = set()
     for name, (shape, may_be_fp8) in expected.items():
         is_fp8 = may_be_fp8 and checkpoint.is_fp8(name)
-        problems += _check_tensor(checkpoint, name, shape, (FP8,) if is_fp8 else _FLOATS)
+        problems += check_tensor(checkpoint, name, shape, (FP8,) if is_fp8 else FLOATS)
         if is_fp8:
             scales.add(name + SCALE_SUFFIX)
             blocks = tuple(-(-size // BLOCK) for size in shape)
-            problems += _check_tensor(checkpoint, name + SCALE_SUFFIX, blocks, _SCALES, ", the scales of an fp8 matrix")
+            problems += check_tensor(checkpoint, name + SCALE_SUFFIX, blocks, SCALES, ", the scales of an fp8 matrix")
     for name, info in checkpoint.tensors.items():
         is_known = name in expected or name in scales or is_skipped(config, name, checkpoint.tensors, mtp)
         # Without shared experts transformers saves theirs with no rows.
         if not is_known and 0 not in info.shape:
             problems.append(f"extra: {name} {list(info.shape)} ({info.file.name})")
+    refuse_problems(checkpoint, problems)
+
+
+def refuse_problems(checkpoint: Checkpoint, problems: list[str]) -> None:
+    """CheckpointError that lists them, where there are any."""
     if problems:
         more = len(problems) - _MOST_LISTED
         listed = [*problems[:_MOST_LISTED], f"... and {more} more"] if more > 0 else problems
@@ -151,7 +156,7 @@ def is_skipped(config: ModelConfig, name: str, names: Container[str], mtp: bool 
     return bool(_COMPUTED.search(name)) or (config.tie_word_embeddings and name == "lm_head.weight")
 
 
-def _check_tensor(
+def check_tensor(
     checkpoint: Checkpoint, name: str, shape: Shape, dtypes: tuple[str, ...], what: str = ""
 ) -> Iterator[str]:
     info = checkpoint.tensors.get(name)

@@ -3,6 +3,7 @@
 The same values on every rank, from each tensor's name. Matrices are small enough for activations to stay in range.
 """
 
+import math
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor
 
 from eprt.config import ModelConfig
-from eprt.models.checkpoint import FP8, SCALE_SUFFIX, TensorInfo, TensorSource
+from eprt.models.checkpoint import FP4, FP8, SCALE_SUFFIX, TensorInfo, TensorSource
 from eprt.models.deepseek_tensors import Kind
-from eprt.ops.weight import BLOCK
+from eprt.models.tensor_family import expert_number
+from eprt.ops.weight import BLOCK, FP4_BLOCK
 
 # |e4m3| of a standard normal times this keeps its precision; the scale takes it out again.
 _FP8_GAIN = 64.0
+_FP4_SPREAD = 2.9  # standard deviation of the values of random bits
+_TABLE = "tid2eid"
 
 
 class DummyCheckpoint(TensorSource):
@@ -24,16 +28,27 @@ class DummyCheckpoint(TensorSource):
 
     def __init__(self, model_dir: str | Path, config: ModelConfig, expected: Mapping[str, Kind], device: torch.device):
         super().__init__(model_dir, device)
-        for name, (shape, may_be_fp8) in expected.items():
-            quantised = config.quant_method == "fp8" and may_be_fp8 and len(shape) == 2
-            self.tensors[name] = TensorInfo(self.model_dir, shape, FP8 if quantised else "BF16")
-            if quantised:
+        self._config = config
+        for name, (shape, may_be_quantised) in expected.items():
+            if name.endswith(_TABLE):
+                self.tensors[name] = TensorInfo(self.model_dir, shape, "I64")
+            elif config.quant_method != "fp8" or not may_be_quantised or len(shape) != 2:
+                self.tensors[name] = TensorInfo(self.model_dir, shape, "BF16")
+            elif config.v4 is not None and config.v4.expert_dtype == "fp4" and expert_number(name) is not None:
+                rows, columns = shape
+                self.tensors[name] = TensorInfo(self.model_dir, (rows, columns // 2), FP4)
+                blocks = (rows, columns // FP4_BLOCK)
+                self.tensors[f"{name.removesuffix('weight')}scale"] = TensorInfo(self.model_dir, blocks, "F8_E8M0")
+            else:
+                self.tensors[name] = TensorInfo(self.model_dir, shape, FP8)
                 blocks = (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))
                 self.tensors[name + SCALE_SUFFIX] = TensorInfo(self.model_dir, blocks, "F32")
 
     def _read(self, name: str) -> Tensor:
         info = self.tensors[name]
         generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
+        if info.dtype in ("I64", FP4, "F8_E8M0"):
+            return self._read_integers(info, generator)
         value = torch.randn(info.shape, generator=generator, device=self.device, dtype=torch.float32)
         if name.endswith(SCALE_SUFFIX):
             columns = self.tensors[name.removesuffix(SCALE_SUFFIX)].shape[-1]
@@ -43,6 +58,19 @@ class DummyCheckpoint(TensorSource):
         if "norm" in name:
             return value.mul_(0.1).add_(1.0).bfloat16()
         return value.mul_(info.shape[-1] ** -0.5 if len(info.shape) == 2 else 0.01).bfloat16()
+
+    def _read_integers(self, info: TensorInfo, generator: torch.Generator) -> Tensor:
+        """A table of experts, fp4 values, or their scales: of columns that are twice, or 32 times, as many."""
+        if info.dtype == "I64":
+            assert self._config.moe is not None
+            most = self._config.moe.num_experts
+            keys = torch.rand(info.shape[0], most, generator=generator, device=self.device)
+            return keys.argsort(dim=1)[:, : info.shape[1]].contiguous()
+        if info.dtype == FP4:
+            bits = torch.randint(256, info.shape, generator=generator, device=self.device, dtype=torch.uint8)
+            return bits.view(torch.int8)
+        exponent = 127 - round(math.log2(_FP4_SPREAD * (info.shape[1] * FP4_BLOCK) ** 0.5))
+        return torch.full(info.shape, exponent, dtype=torch.uint8, device=self.device).view(torch.float8_e8m0fnu)
 
     def fingerprint(self, names: Iterable[str]) -> str:
         """Names and shapes decide the values."""

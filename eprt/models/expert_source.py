@@ -5,24 +5,26 @@ For a rank that is to hold other experts than at the start. Knows names of tenso
 
 from collections.abc import Sequence
 
+from eprt.config import ModelConfig
 from eprt.layers.moe import EPMoE
-from eprt.models.checkpoint import SCALE_SUFFIX, TensorSource
+from eprt.models.checkpoint import TensorSource
 from eprt.models.expert_copies import ExpertCopies
+from eprt.models.families import family_of
 from eprt.models.model import ExpertPlace
 from eprt.ops.weight import Weight
-
-MATRICES = ("gate", "up", "down")
 
 
 class ExpertSource:
     """Where a rank gets experts from.
 
     Args:
-        checkpoint: from which the model was read; its files may be closed.
+        config: of the model.
+        checkpoint: from which it was read; its files may be closed.
         copies: that are asked first; None: there are none.
     """
 
-    def __init__(self, checkpoint: TensorSource, copies: ExpertCopies | None = None):
+    def __init__(self, config: ModelConfig, checkpoint: TensorSource, copies: ExpertCopies | None = None):
+        self._config, self._family = config, family_of(config)
         self._checkpoint, self._copies = checkpoint, copies
         checkpoint.on_read = lambda: None  # nobody watches any more
 
@@ -35,13 +37,15 @@ class ExpertSource:
 
     def _read(self, places: Sequence[ExpertPlace], layers: Sequence[EPMoE]) -> None:
         checkpoint = self._checkpoint
-        prefixes = [f"model.layers.{layers[place.row].layer_idx}.mlp.experts.{place.expert}." for place in places]
-        names = [f"{prefix}{matrix}_proj.weight" for prefix in prefixes for matrix in MATRICES]
-        scales = {name: [f"{name}{SCALE_SUFFIX}"] if checkpoint.is_fp8(name) else [] for name in names}
+        matrices = self._family.matrices
+        of_layers = [self._family.mlp_prefix(self._config, layers[place.row].layer_idx) for place in places]
+        prefixes = [f"{of_layer}experts.{place.expert}." for of_layer, place in zip(of_layers, places)]
+        names = [f"{prefix}{matrix}.weight" for prefix in prefixes for matrix in matrices]
+        scales = {name: [checkpoint.scale_name(name)] if checkpoint.is_quantised(name) else [] for name in names}
         checkpoint.read_ahead(each for name in names for each in (name, *scales[name]))
         try:
             for place, prefix in zip(places, prefixes):
-                layers[place.row].pool.fill_buffer(place.buffer, *read_swiglu(checkpoint, prefix))
+                layers[place.row].pool.fill_buffer(place.buffer, *read_swiglu(checkpoint, prefix, matrices))
         finally:
             checkpoint.close()
 
@@ -50,7 +54,7 @@ class ExpertSource:
             self._copies.close()
 
 
-def read_swiglu(checkpoint: TensorSource, prefix: str) -> tuple[Weight, Weight, Weight]:
+def read_swiglu(checkpoint: TensorSource, prefix: str, matrices: tuple[str, str, str]) -> tuple[Weight, Weight, Weight]:
     """gate, up and down of an expert or of a dense MLP."""
-    gate, up, down = (checkpoint.read_weight(f"{prefix}{matrix}_proj.weight") for matrix in MATRICES)
+    gate, up, down = (checkpoint.read_weight(f"{prefix}{matrix}.weight") for matrix in matrices)
     return gate, up, down

@@ -11,10 +11,9 @@ import torch
 from eprt.config import EngineConfig, IndexerConfig, ModelConfig, MoEConfig, RopeConfig
 from eprt.models.config_file import ConfigFile
 from eprt.models.generation_config import open_generation_config
+from eprt.models.hf_fields import take_dtype, take_eos_token_ids, take_num_layers
 from eprt.models.model_types import take_model_type, take_quant_method
-
-# float16 checkpoints compute in float32, which holds their values exactly; bfloat16 would round them.
-_COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float32}
+from eprt.models.v4_hf_config import read_v4_config
 
 # What transformers' releases call the attention of every layer of V3.2.
 _SPARSE_LAYERS = ("indexed_attention", "deepseek_sparse_attention")
@@ -24,19 +23,21 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
     """Reads engine.model_dir/config.json; ValueError names the file, the field and the value."""
     file = ConfigFile(Path(engine.model_dir) / "config.json")
     model_type = take_model_type(file)
+    if model_type == "deepseek_v4":
+        return read_v4_config(file, engine)
     file.only("hidden_act", "silu")
     file.only("mlp_bias", False)
     file.only("moe_layer_freq", 1)
     heads = file.size("num_attention_heads")
     file.only("num_key_value_heads", heads)
-    dtype = _dtype(file, engine.dtype)
+    dtype = take_dtype(file, engine.dtype)
     return file.build(
         ModelConfig,
         model_type=model_type,
         vocab_size=file.size("vocab_size"),
         hidden_size=file.size("hidden_size"),
         intermediate_size=file.size("intermediate_size"),
-        num_hidden_layers=_num_layers(file, engine),
+        num_hidden_layers=take_num_layers(file, engine),
         num_attention_heads=heads,
         q_lora_rank=file.size("q_lora_rank", None),
         kv_lora_rank=file.size("kv_lora_rank"),
@@ -54,7 +55,7 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
         rope_interleave=file.flag("rope_interleave", True),
         num_nextn_predict_layers=file.integer("num_nextn_predict_layers", 0),
         bos_token_id=file.take("bos_token_id", int, None),
-        eos_token_ids=_eos_token_ids(file, open_generation_config(engine)),
+        eos_token_ids=take_eos_token_ids(file, open_generation_config(engine)),
         quant_method=take_quant_method(file),
         indexer=_indexer_config(file) if model_type == "deepseek_v32" else None,
     )
@@ -81,25 +82,6 @@ def _indexer_config(file: ConfigFile) -> IndexerConfig:
         head_dim=file.size("index_head_dim", 128),
         top_k=file.size("index_topk", 2048),
     )
-
-
-def _num_layers(file: ConfigFile, engine: EngineConfig) -> int:
-    num_layers, wanted = file.size("num_hidden_layers"), engine.num_hidden_layers
-    if wanted is not None and wanted > num_layers:
-        raise ValueError(
-            f"--num-hidden-layers {wanted}: {file.path} has {num_layers} layers; must be in 1..{num_layers}"
-        )
-    return wanted or num_layers
-
-
-def _dtype(file: ConfigFile, requested: str) -> torch.dtype:
-    """ "auto" without a dtype in the file is float32: exact, whatever the tensors are."""
-    if requested != "auto":
-        return _COMPUTE_DTYPE[requested]
-    name = file.take("dtype", str, None) or file.take("torch_dtype", str, "float32")
-    if name not in _COMPUTE_DTYPE:
-        raise ValueError(f"{file.path}: dtype={name!r} is not supported; give --dtype float32 or bfloat16")
-    return _COMPUTE_DTYPE[name]
 
 
 def _moe_config(file: ConfigFile, engine: EngineConfig, model_type: str, dtype: torch.dtype) -> MoEConfig | None:
@@ -174,15 +156,3 @@ def _rope_config(file: ConfigFile) -> RopeConfig:
         truncate=rope.flag("truncate", True),
         **{name: rope.number(name) for name in optional if rope.fields.get(name) is not None},
     )
-
-
-def _eos_token_ids(file: ConfigFile, generation: ConfigFile | None) -> tuple[int, ...]:
-    """Chat models often name the end of a turn only in generation_config.json."""
-    ids: list[int] = []
-    for each in filter(None, (file, generation)):
-        value = each.take("eos_token_id", (int, list), [])
-        value = value if isinstance(value, list) else [value]
-        if not all(type(token_id) is int for token_id in value):
-            raise ValueError(f"{each.where}: eos_token_id={value!r}: must be token ids, which are integers")
-        ids += value
-    return tuple(dict.fromkeys(ids))

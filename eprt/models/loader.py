@@ -8,11 +8,17 @@ from eprt.ep.group.group import EPGroup
 from eprt.gpu.device import take_device
 from eprt.models.config_file import ConfigFile
 from eprt.models.deepseek_builder import Progress, load_deepseek
+from eprt.models.deepseek_v4_builder import load_deepseek_v4
 from eprt.models.model import Model
 from eprt.models.model_types import take_model_type
 
 # model_type of config.json -> its loader; all have the signature of load_deepseek.
-_LOADERS = {"deepseek_v2": load_deepseek, "deepseek_v3": load_deepseek, "deepseek_v32": load_deepseek}
+_LOADERS = {
+    "deepseek_v2": load_deepseek,
+    "deepseek_v3": load_deepseek,
+    "deepseek_v32": load_deepseek,
+    "deepseek_v4": load_deepseek_v4,
+}
 
 
 def load_model(engine: EngineConfig, group: EPGroup, progress: Progress | None = None) -> Model:

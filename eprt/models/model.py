@@ -50,6 +50,10 @@ class Model(Protocol):
         """fp32 [X, V] of normalised hidden states."""
         ...
 
+    def draft_logits(self, hidden_XH: Tensor) -> Tensor:
+        """fp32 [X, V] of what draft() gave."""
+        return self.logits(hidden_XH)
+
     def moe_layers(self) -> list[EPMoE]:
         """Those whose experts are counted and can move, in order; the MTP layer's last, where it is loaded."""
         return []
@@ -65,10 +69,6 @@ class Model(Protocol):
     def expert_load(self) -> list[list[int]]:
         """Tokens routed to each expert slot of this rank since the start, per MoE layer."""
         return []
-
-    def attention_us(self) -> float | None:
-        """Time in attention since the start; None where it is not measured, as on GPUs."""
-        return None
 
     def reset_counters(self) -> None:
         """Forgets a warm-up: the tokens of its experts, and how long ranks that compiled waited for each other."""

@@ -5,10 +5,10 @@ Loads no torch, so that a server refuses at once. Knows nothing of what the mode
 
 from eprt.models.config_file import ConfigFile
 
-SERVED = ("deepseek_v2", "deepseek_v3", "deepseek_v32")
+SERVED = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4")
 # Models of the same family that are not served yet, and what to serve instead.
 _NOT_YET = {
-    "deepseek_v4": "DeepSeek V4's attention and experts are not implemented; DeepSeek-V3.2 is served",
+    "deepseek_v41": "DeepSeek V4.1's Engram is not implemented; DeepSeek-V4 is served",
 }
 _OTHER_FORMATS = "use the fp8 or bf16 release of the model (--quantization int8 makes 8-bit weights of either)"
 
@@ -17,8 +17,11 @@ def take_model_type(file: ConfigFile) -> str:
     """ValueError, before anything else in the file is read, for a model that is not served."""
     model_type = file.take("model_type", str)
     if model_type not in SERVED:
-        why = _NOT_YET.get(model_type, f"supported: {', '.join(SERVED)}")
+        why = _NOT_YET.get(model_type.replace("_1", "1"), f"supported: {', '.join(SERVED)}")
         raise ValueError(f"{file.path}: model_type={model_type!r} is not supported; {why}")
+    newer = next((name for name in file.fields if "engram" in name.lower()), None)
+    if model_type == "deepseek_v4" and newer is not None:
+        raise ValueError(f"{file.path}: {newer} is a field of DeepSeek V4.1. {_NOT_YET['deepseek_v41']}")
     return model_type
 
 

@@ -4,6 +4,7 @@ Inputs are float32 or bfloat16 and may be strided views whose last dimension is 
 row is computed alone: its bits depend neither on the other rows nor on the number of threads.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -52,12 +53,12 @@ def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
     return out_TH, sum_TH
 
 
-def silu_mul(x_TI2: Tensor) -> Tensor:
-    """[T, 2I] (gate, then up) -> silu(gate) * up, [T, I]."""
+def silu_mul(x_TI2: Tensor, limit: float | None = None) -> Tensor:
+    """[T, 2I] (gate, then up) -> silu(gate) * up, [T, I]. limit: gate is cut to at most this, up to -limit..limit."""
     x = _checked_rows("x", x_TI2, 2)
     _check(x.shape[1] % 2 == 0, f"x has {x.shape[1]} columns, must be even: gate, then up")
     out_TI = x.new_empty(x.shape[0], x.shape[1] // 2)
-    native.load().silu_mul(x, out_TI, torch.get_num_threads())
+    native.load().silu_mul(x, out_TI, math.inf if limit is None else limit, torch.get_num_threads())
     return out_TI
 
 

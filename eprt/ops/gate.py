@@ -12,8 +12,9 @@ from eprt.ops import native
 class GateRule:
     """How logits choose experts and give them weights, after Gate in DeepSeek-V3's inference/model.py."""
 
-    # "sigmoid": scores = sigmoid(logits), a group's score is the sum of its two best. "softmax" and "softmax_topk":
-    # scores = softmax over all experts, a group's score is its best.
+    # "sigmoid": scores = sigmoid(logits), a group's score is the sum of its two best. "sqrtsoftplus": likewise, with
+    # scores = sqrt(softplus(logits)). "softmax" and "softmax_topk": scores = softmax over all experts, a group's score
+    # is its best.
     scoring: str
     top_k: int
     n_group: int
@@ -22,14 +23,23 @@ class GateRule:
     routed_scaling_factor: float  # both times this
 
 
+# As in gate.h.
+_SCORINGS = {"softmax": 0, "softmax_topk": 0, "sigmoid": 1, "sqrtsoftplus": 2}
+
+
 def gate_topk(
-    logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule, token_id_T: Tensor | None = None
+    logits_TE: Tensor,
+    bias_E: Tensor | None,
+    rule: GateRule,
+    token_id_T: Tensor | None = None,
+    given_TK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(weights_TK fp32, expert_idx_TK int64), best expert first, ties to the lowest index.
 
     logits_TE: fp32.
     bias_E: fp32; shifts the choice of groups and experts, never the weights.
     token_id_T: a negative id marks a padding row, whose experts are all -1.
+    given_TK: int64, experts that are chosen already: they only get their weights, in this order.
     """
     top_k, n_group, topk_group = rule.top_k, rule.n_group, rule.topk_group
     num_tokens, num_experts = logits_TE.shape
@@ -44,17 +54,21 @@ def gate_topk(
             "equally large, and the kept ones large enough"
         )
     weights_TK = torch.empty(num_tokens, top_k)
-    expert_idx_TK = torch.empty(num_tokens, top_k, dtype=torch.int64)
+    if given_TK is None:
+        expert_idx_TK = torch.empty(num_tokens, top_k, dtype=torch.int64)
+    else:
+        expert_idx_TK = _checked_choice(given_TK, num_tokens, top_k, num_experts)
     native.load().gate_topk(
         logits_TE.contiguous(),
         None if bias_E is None else bias_E.contiguous(),
-        rule.scoring == "sigmoid",
+        _SCORINGS[rule.scoring],
         n_group,
         topk_group,
         rule.norm_topk_prob,
         rule.routed_scaling_factor,
         weights_TK,
         expert_idx_TK,
+        given_TK is not None,
         torch.get_num_threads(),
     )
     if token_id_T is not None:
@@ -62,12 +76,29 @@ def gate_topk(
     return weights_TK, expert_idx_TK
 
 
+def _checked_choice(given_TK: Tensor, num_tokens: int, top_k: int, num_experts: int) -> Tensor:
+    """A copy. ValueError unless it is int64 [num_tokens, top_k], of experts that there are."""
+    if given_TK.dtype != torch.int64 or tuple(given_TK.shape) != (num_tokens, top_k):
+        want = f"must be int64 {(num_tokens, top_k)}"
+        raise ValueError(f"given experts are {given_TK.dtype} {tuple(given_TK.shape)}; they {want}")
+    if num_tokens and not (int(given_TK.min()) >= 0 and int(given_TK.max()) < num_experts):
+        raise ValueError(
+            f"given experts are from {int(given_TK.min())} to {int(given_TK.max())}; there are 0..{num_experts - 1}"
+        )
+    return given_TK.clone(memory_format=torch.contiguous_format)
+
+
 def gate_slots(
-    logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule, token_id_T: Tensor | None, slot_L: Tensor
+    logits_TE: Tensor,
+    bias_E: Tensor | None,
+    rule: GateRule,
+    token_id_T: Tensor | None,
+    slot_L: Tensor,
+    given_TK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(weights_TK, expert_idx_TK) of gate_topk, and slot_idx_TK, where every expert has one slot.
 
     slot_L: int64 [experts + 1], the slot of each expert; the last is for index -1, and -1.
     """
-    weights_TK, expert_idx_TK = gate_topk(logits_TE, bias_E, rule, token_id_T)
+    weights_TK, expert_idx_TK = gate_topk(logits_TE, bias_E, rule, token_id_T, given_TK)
     return weights_TK, expert_idx_TK, slot_L[expert_idx_TK]

@@ -5,6 +5,8 @@ composition. Accumulation is fp32; another instruction set may round differently
 compute; their number does not change a value. Knows nothing of placements or of how rows arrived.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -33,9 +35,9 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: 
     return y_MN
 
 
-def silu_linear(x_MI2: Tensor, w_NI: Weight) -> Tensor:
-    """The second half of a SwiGLU block: linear(silu_mul(x), w). x: [M, 2I], gate then up."""
-    return linear(silu_mul(x_MI2), w_NI)
+def silu_linear(x_MI2: Tensor, w_NI: Weight, limit: float | None = None) -> Tensor:
+    """The second half of a SwiGLU block: linear(silu_mul(x, limit), w). x: [M, 2I], gate then up."""
+    return linear(silu_mul(x_MI2, limit), w_NI)
 
 
 def norm_linear(x_MK: Tensor, norm_weight_K: Tensor, eps: float, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
@@ -54,6 +56,7 @@ def grouped_experts(
     expected_rows: int | None = None,
     num_sms: int | None = None,
     known: KnownRows | None = None,
+    limit: float | None = None,
 ) -> Tensor:
     """SwiGLU experts over rows grouped by expert, [R, H]: y = (silu(x Wg^T) * (x Wu^T)) Wd^T.
 
@@ -65,6 +68,7 @@ def grouped_experts(
     matrix_E: int32, the index of each expert's matrix in w13 and w2. Default: expert e has matrix e, and M = E.
     scale_RG: fp32 scales of e4m3 rows, one per 128 columns.
     expected_rows, num_sms, known: for GPUs, unused here.
+    limit: what enters silu is cut to at most this, what it is multiplied by to -limit..limit.
 
     silu(gate) * up enters the second product in float32, or in bfloat16 where the kernels multiply bfloat16 (bfloat16 x
     and AVX-512 or AMX). ValueError when shapes or dtypes do not fit.
@@ -95,7 +99,37 @@ def grouped_experts(
             f"out_RH must be contiguous {x_RH.dtype} {tuple(x_RH.shape)}, got {y_RH.dtype} {tuple(y_RH.shape)}"
         )
     counts_E, threads = recv_count_E.contiguous(), torch.get_num_threads()
-    native.load().grouped_experts(y_RH, x_RH, counts_E, matrix_E, w13.data, w13.scale, w2.data, w2.scale, threads)
+    how = math.inf if limit is None else limit, threads
+    if w13.is_fp4:
+        return _widened_experts(y_RH, x_RH, counts, matrix_E, w13, w2, *how)
+    native.load().grouped_experts(y_RH, x_RH, counts_E, matrix_E, w13.data, w13.scale, w2.data, w2.scale, *how)
+    return y_RH
+
+
+def _widened_experts(
+    y_RH: Tensor,
+    x_RH: Tensor,
+    counts: list[int],
+    matrix_E: Tensor | None,
+    w13: Weight,
+    w2: Weight,
+    bound: float,
+    threads: int,
+) -> Tensor:
+    """Of fp4 experts: those that have rows are widened to bfloat16, one after the other, in the same memory."""
+    row = 0
+    matrices = range(len(counts)) if matrix_E is None else matrix_E.tolist()
+    wide = [torch.empty(1, *w.shape[1:], dtype=torch.bfloat16) for w in (w13, w2)]
+    for count, matrix in zip(counts, matrices):
+        if not count:
+            continue
+        for out, w in zip(wide, (w13, w2)):
+            assert w.scale is not None
+            native.load().fp4_to_bf16(w.data[matrix], w.scale[matrix], out, threads)
+        rows, count_1 = slice(row, row + count), torch.tensor([count], dtype=torch.int32)
+        y, x = y_RH[rows], x_RH[rows]
+        native.load().grouped_experts(y, x, count_1, None, wide[0], None, wide[1], None, bound, threads)
+        row += count
     return y_RH
 
 

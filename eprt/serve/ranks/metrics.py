@@ -21,6 +21,8 @@ GAUGES = (
     ("eprt_queue_length", "Sequences that wait on the rank", "num_waiting_now"),
     ("eprt_kv_pages_used", "KV pages owned by sequences", "kv_pages_used_now"),
     ("eprt_kv_pages", "All KV pages", "kv_pages_total"),
+    ("eprt_kv_bytes_per_token", "Bytes of the KV cache that each further token of a sequence takes", "kv_token_bytes"),
+    ("eprt_kv_longest_context", "Tokens of the longest sequence that model and KV cache allow", "kv_longest_context"),
     ("eprt_last_step_seconds", "Duration of the latest step", "last_step_s"),
 )
 COUNTERS = (

@@ -187,7 +187,9 @@ class VllmReader:
             "vllm:cache_config_info", "Tokens of a KV page, and pages of the rank", labels=labels
         )
         for stats in self._stats:
-            metric.add_metric(self._label(stats.rank, str(self._page_size), str(stats.kv_pages_total)), 1)
+            metric.add_metric(
+                self._label(stats.rank, str(stats.kv_page_tokens or self._page_size), str(stats.kv_pages_total)), 1
+            )
         yield metric
 
     def _prompt_sources(self) -> Iterable[Metric]:

@@ -37,6 +37,7 @@ class RecallModel(DenseModel):
             kv_lora_rank=1,
             qk_rope_head_dim=1,
             indexer=None,
+            v4=None,
             max_position_embeddings=max_position_embeddings,
             eos_token_ids=eos_token_ids,
         )

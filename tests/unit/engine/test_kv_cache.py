@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eprt.engine.cache_format import CacheFormat
-from eprt.engine.kv_cache import ROOT_NODE, PagePool, allocate_kv_cache, num_kv_pages
+from eprt.engine.kv_cache import ROOT_NODE, PagePool
 from eprt.ops.kv_format import KVFormat
 
 PAGE = 2
-ENTRY = KVFormat(8, 2, torch.bfloat16)
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -129,18 +128,6 @@ def test_integrity_names_the_page_that_leaks():
         pool.check_integrity([pages[1:]])
 
 
-def test_the_cache_is_sized_by_memory_and_by_use():
-    # 2 layers x 16 tokens x 10 values x 2 bytes = 640 bytes a page.
-    assert num_kv_pages(6400 / 2**30, 16, 2 * 20, 10**6) == 10
-    assert num_kv_pages(1.0, 16, 2 * 20, 3) == 3
-    with pytest.raises(ValueError, match=r"--kv-cache-gb .*one page of 16 tokens takes 640 bytes"):
-        num_kv_pages(600 / 2**30, 16, 2 * 20, 100)
-    cache = allocate_kv_cache(2, 3, 16, ENTRY, "cpu")
-    assert cache.shape == (2, 3, 16, 10) and not cache.any()
-    with pytest.raises(MemoryError, match=r"takes \d+\.\d GB .* lower --kv-cache-gb"):
-        allocate_kv_cache(61, 1 << 40, 16, ENTRY, "cpu")
-
-
 def test_an_fp8_entry_is_its_latent_within_half_a_step_and_its_rotated_key_in_bf16():
     entry = KVFormat.from_name("fp8", 512, 64, torch.bfloat16)
     assert (entry.width, entry.dtype) == (656, torch.uint8)
@@ -154,7 +141,7 @@ def test_an_fp8_entry_is_its_latent_within_half_a_step_and_its_rotated_key_in_bf
 
 
 def test_the_cache_format_goes_by_the_option_and_the_model():
-    config: Any = SimpleNamespace(kv_lora_rank=32, qk_rope_head_dim=8, indexer=None)
+    config: Any = SimpleNamespace(kv_lora_rank=32, qk_rope_head_dim=8, indexer=None, v4=None)
     formats = [CacheFormat.from_name(name, config, torch.float32).latent for name in ("auto", "bf16", "fp8")]
     assert [(f.dtype, f.width) for f in formats] == [(torch.float32, 40), (torch.bfloat16, 40), (torch.uint8, 64)]
     with pytest.raises(ValueError, match=r"multiple of 4 values .* not 30 and 8; use --kv-cache-dtype bf16"):

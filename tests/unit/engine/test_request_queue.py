@@ -11,7 +11,7 @@ from tests.unit.engine.cases import expected, make_engine, tokens_of
 
 
 def make_request(name: str, priority: int = 0, num_pages: int = 0, num_tokens: int = 1):
-    return SimpleNamespace(name=name, priority=priority, pages=[0] * num_pages, tokens_L=[0] * num_tokens)
+    return SimpleNamespace(name=name, priority=priority, pages=[0] * num_pages, tail=[], tokens_L=[0] * num_tokens)
 
 
 def names(queue: RequestQueue) -> str:

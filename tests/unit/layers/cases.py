@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from eprt import ops
 from eprt.config import MoEConfig
 from eprt.ep.api import Backend, DispatchHandle, Received
 from eprt.ep.exchange import Exchange
@@ -76,6 +77,9 @@ class IdleLayer:
     def attend(self, microbatch: Microbatch, kv_pages: Tensor) -> tuple[Tensor, Tensor]:
         return microbatch.x_TH, microbatch.x_TH
 
+    def add_output(self, microbatch: Microbatch, y_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
+        return ops.add_rows(microbatch.x_TH, y_TH, shared_TH)
+
 
 def filled(group: EPGroup | None = None, seed: int = 0, weight_format: str = "same", **options) -> EPMoE:
     """A layer whose weights depend on the logical expert alone."""
@@ -89,5 +93,6 @@ def filled(group: EPGroup | None = None, seed: int = 0, weight_format: str = "sa
     for slot, expert in enumerate(moe.expert_of_slot):
         if expert >= 0:
             moe.load_expert(slot, *experts[expert])
-    moe.load_shared(MLP(*experts[NUM_EXPERTS], weight_format, torch.float32))
+    gate, up, down = experts[NUM_EXPERTS]
+    moe.load_shared(MLP(gate, up, down, weight_format, torch.float32))
     return moe

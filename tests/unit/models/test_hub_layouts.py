@@ -148,7 +148,7 @@ def test_nvidias_quantisation_is_refused_where_config_json_does_not_say_it(tmp_p
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "deepseek_v4", "hc_mult": 4}, "deepseek_v4' is not supported; .*DeepSeek-V3.2 is served"),
+        ({"model_type": "deepseek_v41", "hc_mult": 4}, "deepseek_v41' is not supported; .*DeepSeek-V4 is served"),
         ({"model_type": "qwen2"}, "qwen2' is not supported; supported: deepseek_v2, deepseek_v3, d"),  # R1-Distill
     ],
 )

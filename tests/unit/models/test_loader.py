@@ -53,7 +53,7 @@ def edit_tensors(directory, change: Callable[[dict], None]):
     "fields, message",
     [
         ({"model_type": "llama"}, "model_type='llama' is not supported; supported: deepseek_v2, deepseek_v3"),
-        ({"model_type": "deepseek_v4"}, "model_type='deepseek_v4' is not supported; DeepSeek V4's attention"),
+        ({"model_type": "deepseek_v41"}, "model_type='deepseek_v41' is not supported; DeepSeek V4.1's Engram"),
         ({"model_type": "remove"}, "field 'model_type' is missing"),
         ({"kv_lora_rank": "remove"}, "field 'kv_lora_rank' is missing"),
         ({"hidden_size": "64"}, "hidden_size='64' has the wrong type"),

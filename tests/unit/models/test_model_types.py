@@ -24,7 +24,7 @@ def test_what_is_served_has_a_loader(name, tmp_path):
     ("fields", "message"),
     [
         ({"model_type": "llama"}, "model_type='llama' is not supported; supported: deepseek_v2, deepseek_v3"),
-        ({"model_type": "deepseek_v4"}, "V4's attention and experts are not implemented"),
+        ({"model_type": "deepseek_v41"}, "V4.1's Engram is not implemented; DeepSeek-V4 is served"),
         ({}, "field 'model_type' is missing"),
     ],
 )

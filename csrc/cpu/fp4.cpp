@@ -1,0 +1,33 @@
+#include "cpu/fp4.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace eprt {
+namespace {
+
+constexpr float kValues[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+constexpr int64_t kMinValuesPerThread = 1 << 16;
+
+void widen_block(const uint8_t* data, uint8_t scale, bf16* out) {
+  uint16_t bits[16];
+  for (int code = 0; code < 16; ++code) {
+    bits[code] = static_cast<uint16_t>(std::bit_cast<uint32_t>(std::ldexp(kValues[code], scale - 127)) >> 16);
+  }
+  for (int64_t i = 0; i < kFp4Block / 2; ++i) {
+    out[2 * i].bits = bits[data[i] & 15];
+    out[2 * i + 1].bits = bits[data[i] >> 4];
+  }
+}
+
+}  // namespace
+
+void fp4_to_bf16(const uint8_t* data, const uint8_t* scale, int64_t rows, int64_t k, bf16* out, int num_threads) {
+  const int64_t blocks = rows * k / kFp4Block;
+  const int64_t team = std::clamp<int64_t>(rows * k / kMinValuesPerThread, 1, std::max(num_threads, 1));
+#pragma omp parallel for num_threads(static_cast<int>(team)) schedule(static)
+  for (int64_t i = 0; i < blocks; ++i) widen_block(data + i * kFp4Block / 2, scale[i], out + i * kFp4Block);
+}
+
+}  // namespace eprt

@@ -1,0 +1,238 @@
+"""The cache of DeepSeek-V4's attention: five kinds of entries, in pages of one size from one pool.
+
+A request has pages of three kinds, each laid out layer by layer:
+
+    context   one for every 256 positions: the compressed entries that windows closed there have left, 64 in a layer of
+              ratio 4 (and 64 keys of its indexer), 2 in a layer of ratio 128
+    tail      as many as a request needs, once: of each layer the latest entries of the window, and what its compressors
+              know of tokens whose entries are not complete; rings, by position
+    bookmark   what a request needs to go on behind a multiple of 256 positions: of each layer the window before it and,
+              of ratio 4, the last four tokens' share in the next entry. Ratio 128 has nothing open there. It is written
+              when the position is passed, and another request that begins with the same tokens goes on from it
+
+So a request's memory beyond its context pages does not grow, and nothing behind a window is kept but bookmarks, which
+the prefix cache drops when pages are needed. A page has the size of a context page; tail and bookmark take as many
+as their pieces need. Layers of ratio 0 (MTP layers among them) have windows alone.
+
+Knows nothing of requests, of who owns pages, or of how entries are computed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from eprt.config import ModelConfig
+from eprt.layers.compressor import OVERLAPPING_RATIO
+
+PAGE_TOKENS = 256  # positions of a context page
+_ALIGNMENT = 64  # bytes
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PagePiece:
+    """Slots of one layer in the pages of one kind."""
+
+    name: str
+    shape: Shape  # slots, then the values of each
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    @property
+    def stored_bytes(self) -> int:
+        return -(-self.num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass(frozen=True)
+class PiecePlace:
+    """Where a piece is."""
+
+    page: int  # which of the kind's pages of a request
+    offset: int  # bytes in that page
+
+
+class KindLayout:
+    """The pieces of all layers in the pages of one kind. page_bytes: 0 for one page as large as it must be."""
+
+    def __init__(self, pieces_L: Sequence[Sequence[PagePiece]], page_bytes: int = 0):
+        self.pieces_L, self.place_of = pieces_L, dict[tuple[int, str], PiecePlace]()
+        self.used_bytes = sum(piece.num_bytes for pieces in pieces_L for piece in pieces)
+        free: list[int] = []  # bytes left in each page
+        limit = page_bytes or sum(piece.stored_bytes for pieces in pieces_L for piece in pieces)
+        numbered = [(layer, piece) for layer, pieces in enumerate(pieces_L) for piece in pieces]
+        for layer, piece in sorted(numbered, key=lambda each: -each[1].stored_bytes):
+            page = next((i for i, left in enumerate(free) if left >= piece.stored_bytes), len(free))
+            if page == len(free):
+                free.append(limit)
+            self.place_of[layer, piece.name] = PiecePlace(page, limit - free[page])
+            free[page] -= piece.stored_bytes
+        self.num_pages = len(free)
+        self.largest_page = limit - min(free, default=limit)  # bytes
+
+    def views(self, memory_PB: Tensor, layer: int) -> Iterator[tuple[str, int, Tensor]]:
+        """(name, which page of the kind, [pages, *shape]) of each piece of the layer. memory: uint8."""
+        for piece in self.pieces_L[layer]:
+            place = self.place_of[layer, piece.name]
+            of_pages = memory_PB[:, place.offset : place.offset + piece.num_bytes].view(piece.dtype)
+            yield piece.name, place.page, of_pages.unflatten(1, piece.shape)
+
+
+class Ring:
+    """Slots by position, in one of the tail's or bookmark's pages of each request."""
+
+    def __init__(self, page: int, slots_PSD: Tensor):
+        self.page, self.slots_PSD = page, slots_PSD
+
+    @property
+    def size(self) -> int:
+        return self.slots_PSD.shape[1]
+
+    def read(self, pages_F: Tensor, first: int, end: int) -> Tensor:
+        """The slots of positions first..end-1 of the request with these pages."""
+        return self.slots_PSD[pages_F[self.page], torch.arange(first, end) % self.size]
+
+    def write(self, pages_F: Tensor, end: int, values_XD: Tensor) -> None:
+        """values: of the positions before end; of more than fit, the latest stay."""
+        values_XD = values_XD[-self.size :]
+        position_X = torch.arange(end - len(values_XD), end)
+        self.slots_PSD[pages_F[self.page], position_X % self.size] = values_XD.to(self.slots_PSD.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPages:
+    """One layer's part of all pages: P pages, those of any kind."""
+
+    num_pages: int
+    ratio: int
+    tail: dict[str, Ring]  # "window", "state", "index_state"
+    bookmark: dict[str, Ring]  # likewise
+    context: dict[str, Tensor]  # "entries" [P, 256 / ratio, D], "keys" [P, 256 / ratio, index D]
+
+    @property
+    def page_size(self) -> int:
+        """Tokens."""
+        return PAGE_TOKENS
+
+    @property
+    def is_cuda(self) -> bool:
+        return False
+
+    def leave_bookmark(self, tail_F: Tensor, bookmark_G: Tensor, end: int) -> None:
+        """Leaves what a request needs to go on behind position end - 1, a multiple of 256."""
+        for name, ring in self.bookmark.items():
+            values = self.tail[name].read(tail_F, end - ring.size, end)
+            ring.write(bookmark_G, end, values[..., : ring.slots_PSD.shape[-1]])
+
+    def take_over(self, tail_F: Tensor, bookmark_G: Tensor, end: int) -> None:
+        """The reverse, into the tail of another request."""
+        for name, ring in self.bookmark.items():
+            values = ring.read(bookmark_G, end - ring.size, end)
+            missing = self.tail[name].slots_PSD.shape[-1] - values.shape[-1]
+            self.tail[name].write(tail_F, end, torch.nn.functional.pad(values, (0, missing)))
+
+    def insert(self, name: str, table_P: Tensor, first: int, entries_XD: Tensor) -> None:
+        """Stores entries first, first + 1, ... of the request with these context pages."""
+        pages = self.context[name]
+        page_X, slot_X = _page_and_slot(torch.arange(first, first + len(entries_XD)), pages.shape[1])
+        pages[table_P[page_X], slot_X] = entries_XD.to(pages.dtype)
+
+    def first_entries(self, name: str, table_P: Tensor, num: int) -> Tensor:
+        """The first entries of a request, [num, D]."""
+        pages = self.context[name]
+        return pages[table_P[: -(-num // pages.shape[1])]].flatten(0, 1)[:num]
+
+    def select_entries(self, table_P: Tensor, entry_nK: Tensor) -> Tensor:
+        """Some entries, [n, K, D]; of negative numbers any."""
+        pages = self.context["entries"]
+        page_nK, slot_nK = _page_and_slot(entry_nK.clamp(min=0), pages.shape[1])
+        return pages[table_P[page_nK], slot_nK]
+
+
+def _page_and_slot(entry_X: Tensor, page_entries: int) -> tuple[Tensor, Tensor]:
+    return entry_X // page_entries, entry_X % page_entries
+
+
+@dataclass(frozen=True)
+class HybridLayout:
+    """Sizes of everything, from a model's configuration."""
+
+    config: ModelConfig
+    ratios: tuple[int, ...]  # of the layers that have a cache; an MTP layer is the last
+    dtype: torch.dtype  # of entries and keys; what compressors keep is fp32
+    num_drafts: int  # tokens that may have been computed behind the last one that stays
+
+    @cached_property
+    def context(self) -> KindLayout:
+        return KindLayout([self._context_pieces(ratio) for ratio in self.ratios])
+
+    @cached_property
+    def page_bytes(self) -> int:
+        """That of a context page, or of the largest piece where that is larger (models without ratio 4)."""
+        pieces = [*self._kind(self._tail_pieces), *self._kind(self._bookmark_pieces)]
+        largest = max(piece.stored_bytes for pieces_of_layer in pieces for piece in pieces_of_layer)
+        return max(self.context.largest_page, largest)
+
+    @cached_property
+    def tail(self) -> KindLayout:
+        return KindLayout(self._kind(self._tail_pieces), self.page_bytes)
+
+    @cached_property
+    def bookmark(self) -> KindLayout:
+        return KindLayout(self._kind(self._bookmark_pieces), self.page_bytes)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """That a longer context takes; the tail does not grow."""
+        return self.context.used_bytes / PAGE_TOKENS
+
+    def layers(self, memory_PB: Tensor) -> list[LayerPages]:
+        """Each layer's part of pages [P, page_bytes], uint8."""
+        made = []
+        for layer, ratio in enumerate(self.ratios):
+            tail, bookmark = (
+                {name: Ring(page, view) for name, page, view in kind.views(memory_PB, layer)}
+                for kind in (self.tail, self.bookmark)
+            )
+            context = {name: view for name, _, view in self.context.views(memory_PB, layer)}
+            made.append(LayerPages(len(memory_PB), ratio, tail, bookmark, context))
+        return made
+
+    def _kind(self, pieces_of) -> list[list[PagePiece]]:
+        return [list(pieces_of(ratio)) for ratio in self.ratios]
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """Values of an entry, and of an indexer's key."""
+        assert self.config.v4 is not None
+        return {"": self.config.v_head_dim, "index_": self.config.v4.index_head_dim}
+
+    def _context_pieces(self, ratio: int) -> list[PagePiece]:
+        names = ["entries", "keys"][: 2 if ratio == OVERLAPPING_RATIO else min(ratio, 1)]
+        return [PagePiece(n, (PAGE_TOKENS // ratio, size), self.dtype) for n, size in zip(names, self._sizes.values())]
+
+    def _window(self, size: int) -> PagePiece:
+        return PagePiece("window", (size, self.config.v_head_dim), self.dtype)
+
+    def _tail_pieces(self, ratio: int) -> Iterator[PagePiece]:
+        assert self.config.v4 is not None
+        spare = 2 * self.num_drafts  # positions computed ahead, which later ones overwrite
+        yield self._window(self.config.v4.sliding_window + spare)
+        if ratio == OVERLAPPING_RATIO:
+            for prefix, size in self._sizes.items():
+                yield PagePiece(f"{prefix}state", (2 * ratio + spare, 2, 2 * size), torch.float32)
+        elif ratio:
+            yield PagePiece("state", (ratio + spare, 2, self._sizes[""]), torch.float32)
+
+    def _bookmark_pieces(self, ratio: int) -> Iterator[PagePiece]:
+        assert self.config.v4 is not None
+        yield self._window(self.config.v4.sliding_window)
+        if ratio == OVERLAPPING_RATIO:
+            for prefix, size in self._sizes.items():
+                yield PagePiece(f"{prefix}state", (ratio, 2, size), torch.float32)

@@ -1,0 +1,147 @@
+"""DeepSeek V4 from a checkpoint: each rank reads every dense tensor, but only its own experts."""
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from eprt.config import EngineConfig
+from eprt.ep.group.group import EPGroup
+from eprt.layers.compressed_attention import CompressedAttention, CompressedAttentionWeights
+from eprt.layers.compressor import Compressor, CompressorWeights
+from eprt.layers.entry_indexer import EntryIndexer
+from eprt.layers.hyper_connections import HyperConnection, StreamHead, StreamWeights
+from eprt.layers.linear import JoinedLinear, Linear, as_format, plain_weight
+from eprt.layers.mlp import MLP
+from eprt.layers.moe import EPMoE
+from eprt.layers.rope import cos_sin_table
+from eprt.models.deepseek import DeepseekModel
+from eprt.models.deepseek_builder import CPU, ModelBuilder, Progress, load_deepseek
+from eprt.models.deepseek_v4 import DeepseekV4Model, StreamLayer, StreamMtpLayer
+from eprt.models.deepseek_v4_tensors import layer_prefix, layer_ratio
+from eprt.ops.weight import BLOCK, Weight
+
+log = logging.getLogger(__name__)
+
+
+def load_deepseek_v4(
+    engine: EngineConfig, group: EPGroup, progress: Progress | None = None, device: torch.device = CPU
+) -> DeepseekModel:
+    """See loader.load_model."""
+    return load_deepseek(engine, group, progress, device, V4Builder)
+
+
+class V4Builder(ModelBuilder):
+    """fp8 matrices stay fp8, fp4 experts fp4; with --quantization int8 all become int8."""
+
+    def build(self) -> DeepseekModel:
+        c, v = self.config, self.config.v4
+        assert v is not None
+        if v.drafter and self.group.rank == 0:
+            log.warning("the checkpoint's drafter is %s, which is not implemented: served without drafts", v.drafter)
+        ropes = {"window": v.window_rope, "compress": c.rope}
+        self.cos_sin = {name: cos_sin_table(r, c.qk_rope_head_dim, self.num_positions) for name, r in ropes.items()}
+        embed_VH = self.read("embed.weight")
+        layers = [self.stream_layer(layer_idx) for layer_idx in range(c.num_hidden_layers)]
+        head, norm = self.stream_head(""), self.norm("norm.weight", c.rms_norm_eps)
+        mtp = self.stream_mtp_layer(c.num_hidden_layers) if self.mtp else None
+        lm_head = Linear(Weight(self.read("head.weight")))
+        return DeepseekV4Model(c, embed_VH, layers, head, norm, lm_head, self.exchange, mtp)
+
+    def stream_mtp_layer(self, layer_idx: int) -> StreamMtpLayer:
+        """Its embedding and head are the model's own."""
+        eps, prefix = self.config.rms_norm_eps, layer_prefix(self.config, layer_idx)
+        return StreamMtpLayer(
+            embed_norm=self.norm(f"{prefix}enorm.weight", eps),
+            hidden_norm=self.norm(f"{prefix}hnorm.weight", eps),
+            project_embed=self.linear(f"{prefix}e_proj"),
+            project_hidden=self.linear(f"{prefix}h_proj"),
+            layer=self.stream_layer(layer_idx),
+            head=self.stream_head(prefix),
+            head_norm=self.norm(f"{prefix}norm.weight", eps),
+        )
+
+    def stream_layer(self, layer_idx: int) -> StreamLayer:
+        eps, prefix = self.config.rms_norm_eps, layer_prefix(self.config, layer_idx)
+        return StreamLayer(
+            HyperConnection(self.config, self.stream_weights(f"{prefix}hc_attn_")),
+            self.norm(f"{prefix}attn_norm.weight", eps),
+            self.compressed_attention(f"{prefix}attn.", layer_ratio(self.config, layer_idx)),
+            HyperConnection(self.config, self.stream_weights(f"{prefix}hc_ffn_")),
+            self.norm(f"{prefix}ffn_norm.weight", eps),
+            self.moe(f"{prefix}ffn.", layer_idx),
+        )
+
+    def stream_head(self, prefix: str) -> StreamHead:
+        return StreamHead(self.config, self.stream_weights(f"{prefix}hc_head_"))
+
+    def stream_weights(self, prefix: str) -> StreamWeights:
+        fn, base, scale = (self.checkpoint.read(f"{prefix}{name}").float() for name in ("fn", "base", "scale"))
+        return StreamWeights(fn, base, scale)
+
+    def compressed_attention(self, prefix: str, ratio: int) -> CompressedAttention:
+        c, eps = self.config, self.config.rms_norm_eps
+        table = self.cos_sin["compress" if ratio else "window"]
+        weights = CompressedAttentionWeights(
+            qkv_a=JoinedLinear((self.linear(f"{prefix}wq_a"), self.linear(f"{prefix}wkv"))),
+            q_norm=self.norm(f"{prefix}q_norm.weight", eps),
+            q_b=self.linear(f"{prefix}wq_b"),
+            kv_norm=self.norm(f"{prefix}kv_norm.weight", eps),
+            sink_N=self.checkpoint.read(f"{prefix}attn_sink").float(),
+            o_a=self.groups(f"{prefix}wo_a"),
+            o_b=self.linear(f"{prefix}wo_b"),
+            compressor=self.compressor(f"{prefix}compressor.", ratio, c.v_head_dim) if ratio else None,
+            indexer=self.entry_indexer(f"{prefix}indexer.") if ratio == 4 else None,
+        )
+        return CompressedAttention(c, weights, table)
+
+    def entry_indexer(self, prefix: str) -> EntryIndexer:
+        c = self.config
+        assert c.v4 is not None
+        compressor = self.compressor(f"{prefix}compressor.", 4, c.v4.index_head_dim)
+        weights = Linear(plain_weight(self.checkpoint.read(f"{prefix}weights_proj.weight")))
+        return EntryIndexer(c, self.linear(f"{prefix}wq_b"), weights, compressor)
+
+    def compressor(self, prefix: str, ratio: int, size: int) -> Compressor:
+        """It computes in fp32, from weights as they are in the files."""
+        read = self.checkpoint.read
+        values, gates = (Linear(plain_weight(read(f"{prefix}{name}.weight"))) for name in ("wkv", "wgate"))
+        norm = self.norm(f"{prefix}norm.weight", self.config.rms_norm_eps)
+        weights = CompressorWeights(values, gates, read(f"{prefix}ape").float(), norm)
+        return Compressor(ratio, size, weights, self.cos_sin["compress"])
+
+    def groups(self, name: str) -> list[Linear]:
+        """A matrix's rows in equal parts, one for each group of heads. Parts that do not end with a block lose fp8."""
+        assert self.config.v4 is not None
+        whole, num = self.checkpoint.read_weight(f"{name}.weight"), self.config.v4.o_groups
+        fmt, dtype = self.format_of(whole), self.config.dtype
+        scales = [None] * num
+        if whole.scale is not None and whole.shape[0] // num % BLOCK == 0:
+            scales = whole.scale.chunk(num)
+        elif whole.scale is not None:
+            whole, fmt = Weight(whole.dequantize()), "same"
+        parts = (Weight(data, scale) for data, scale in zip(whole.data.chunk(num), scales))
+        return [Linear(as_format(part, fmt, dtype)) for part in parts]
+
+    def moe(self, prefix: str, layer_idx: int) -> EPMoE:
+        """As the base class's, whose gate may have a table instead of a bias."""
+        c, tensors, read = self.config, self.checkpoint.tensors, self.checkpoint.read
+        assert c.moe is not None
+        config = replace(c.moe, weight_format=self.expert_format(layer_idx))
+        where = {"ep": self.exchange, "slot_map": self.slot_map, "pool": self.pools[config.weight_format]}
+        moe = EPMoE(config, self.group, layer_idx=layer_idx, **where)
+        bias, table = f"{prefix}gate.bias", f"{prefix}gate.tid2eid"
+        given = (read(name) if name in tensors else None for name in (bias, table))
+        moe.load_gate(read(f"{prefix}gate.weight"), *given)
+        for slot, expert in enumerate(moe.expert_of_slot):
+            if expert >= 0:
+                moe.load_expert(slot, *self.swiglu(f"{prefix}experts.{expert}."))
+        if c.moe.shared_intermediate_size:
+            moe.load_shared(self.mlp(f"{prefix}shared_experts."))
+        return moe
+
+    def mlp(self, prefix: str) -> MLP:
+        assert self.config.moe is not None
+        gate, up, down = self.swiglu(prefix)
+        matrix_format = self.format_of(gate, up, down)
+        return MLP(gate, up, down, matrix_format, self.config.dtype, self.config.moe.swiglu_limit)
