@@ -98,3 +98,17 @@ def test_requests_with_one_cache_key_go_to_one_rank_unless_it_has_much_more_to_d
     assert router.assign("d", [4] * 3, cache_key="k") == 1
     assert router.assign("e", [5] * 3, cache_key="other") == 2
     assert router.assign("f", [6] * 2, cache_key="k") == 1, "4 more tokens than rank 2 is too much, but not for 2"
+
+
+def test_a_choice_is_predicted_without_being_made():
+    router = Router(2, 10, page_size=4)
+    prompt = list(range(10))
+    assert router.predict(prompt) == (0, 0, 10)
+    assert router.assign("a", prompt) == 0
+    assert router.predict(prompt) == (1, 0, 10), "10 tokens charged are more than 8 saved"
+    router.release("a")
+    assert router.predict([*prompt, 99, 98]) == (0, 0, 4) and router.num_tokens == [0, 0]
+    router.assign("b", [7] * 3, cache_key="k")
+    assert router.predict([8] * 6, "k")[2] == 0, "a client's word"
+    router.close_rank(0), router.close_rank(1)
+    assert router.predict(prompt) == (-1, 0, 10)

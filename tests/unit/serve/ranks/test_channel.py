@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -135,3 +136,17 @@ def test_an_address_that_is_taken_is_said_once_with_a_remedy():
     assert str(error.value) == told
     with pytest.raises(OptionError, match=r"cannot listen on no\.such\.host\.invalid:0: [^;]+$"):
         bind_http("no.such.host.invalid", 0)
+
+
+def test_a_waker_wakes_a_sleeping_rank_from_another_thread_once(ends):
+    channel, frontends = ends
+    wake = channel.add_waker()
+    threading.Timer(0.05, wake).start()
+    assert channel.receive(None) == [] and channel.was_woken
+    wake()
+    wake()
+    assert channel.receive(0) == [] and channel.was_woken
+    assert channel.receive(0) == [] and not channel.was_woken
+    frontends.sendall(pack(Wake(1)))
+    wake()
+    assert channel.receive(None) == [Wake(1)] and channel.was_woken

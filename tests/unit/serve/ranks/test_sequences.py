@@ -78,3 +78,27 @@ def test_what_its_client_leaves_or_a_lost_server_drops_is_counted_too():
 def test_the_oldest_sequence_of_each_rank_is_known():
     sequences, _ = running()
     assert sorted(sequences.oldest_by_rank()) == [0, 1]
+
+
+def test_a_sequence_goes_to_another_group_and_ends_there():
+    numbers = iter(range(50, 99))
+    first, generation = running()
+    second = Sequences(Router(1, 4), first._metrics, lambda: next(numbers), 0, prefix="2:", first_rank=2)
+    first.add_output(0, TokenOutput("1", 7))
+    sequence = first.take_out("1")
+    assert sequence is not None and first.take_out("1") is None and first.router.num_tokens == [0, 2]
+    first.add_output(0, TokenOutput("1", 8))  # of the rank that had it: dropped
+    assert second.take_in(sequence, numbered=False) == (0, AddRequest(0, "1", [5, 6], PARAMS, 0, [7]))
+    assert second.router.num_tokens == [3] and not second.quiet.is_set()
+    second.add_output(0, TokenOutput("1", 9, finish_reason="stop"))
+    assert second.quiet.is_set() and first._metrics.vllm.ended == {(2, "stop"): 1}, "by its number over all groups"
+    assert second.start(generation, [([3], PARAMS)])[0][1].request_id == "2:50"
+    (rank, again) = second.take_in(first.take_out("2"), hands_over=True)  # type: ignore[arg-type]
+    assert (rank, again.seq, again.hands_over, again.generated) == (0, 52, True, [])
+
+
+def test_several_prompts_of_one_generation_may_go_to_several_groups():
+    sequences, generation = running()
+    sequences.start(generation, [([9], PARAMS)])
+    assert generation.request_ids == ["1", "2", "3", "4"]
+    assert [sequences.find(one).index for one in generation.request_ids] == [0, 1, 2, 3]  # type: ignore[union-attr]

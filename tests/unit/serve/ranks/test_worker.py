@@ -9,22 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from eprt.engine.outputs import EngineStats, StepResult, TokenOutput
+from eprt.engine.outputs import EngineStats, HandoffEvent, StepResult, TokenOutput
 from eprt.engine.sampling_params import SamplingParams
 from eprt.ep.config import EPConfig
 from eprt.ep.exchange import Exchange
 from eprt.ep.group.group import EPGroup
 from eprt.ep.migration.job import MigrationJob
 from eprt.ep.registry import make_backend
+from eprt.kv.reader import HeldPages, PageSource
 from eprt.serve.ranks import worker
 from eprt.serve.ranks.messages import (
     AbortRequest,
     AddRequest,
+    Adopt,
+    Arrived,
     AskRouting,
     BrokenInvariant,
     CancelMigration,
+    ForgetSource,
+    Held,
     Migrate,
     RoutingReply,
+    StartAdopted,
     StepReport,
     Stop,
     Wake,
@@ -195,3 +201,42 @@ def test_a_rank_that_died_is_named_by_who_noticed():
 
     assert _fatal(RankLostError(0, 4, 2, "dispatch")).lost_rank == 2
     assert _fatal(EPError("no memory")).lost_rank is None and _fatal(ValueError("x")).message == "x"
+
+
+def test_requests_between_instances_reach_the_engine_and_what_becomes_of_them_the_frontend():
+    held = HeldPages(PageSource("memory", "p", 1, ()), [4], [5])
+    add = AddRequest(0, "1", [5], SamplingParams(), generated=[6])
+    channel = GivenChannel([Adopt(add, held)], [StartAdopted(1, "1")], [ForgetSource("p"), Stop(2)])
+    engine = GivenEngine(StepResult([], all_idle=False))
+    engine.handoff.advance.side_effect = [
+        [HandoffEvent("2", held=held)],
+        [HandoffEvent("1", num_pulled=1)],
+        [HandoffEvent("3", error="damaged")],
+        *[[]] * 9,
+    ]
+    run(channel, engine)
+    engine.intake.offer_request.assert_called_once_with("1", [5], add.params, 0, [6], held)
+    engine.handoff.start_request.assert_called_once_with("1")
+    engine.handoff.forget_source.assert_called_once_with("p")
+    assert engine.seen == [2, 2], "pages that arrive wake nobody into a step"
+    told = [message for message in channel.sent if isinstance(message, Held | Arrived)]
+    assert told == [Held("2", held), Arrived("1", 1), Arrived("3", 0, "damaged")]
+
+
+def test_an_offer_that_the_engine_refuses_is_answered():
+    held = HeldPages(PageSource("memory", "p", 1, ()), [], [])
+    channel = GivenChannel([Adopt(AddRequest(0, "1", [5], SamplingParams()), held)], [Stop(1)])
+    engine = GivenEngine()
+    engine.intake.offer_request.side_effect = ValueError("other pages")
+    run(channel, engine)
+    assert Arrived("1", 0, "other pages") in channel.sent
+
+
+def test_a_sleeping_rank_looks_for_pages_when_it_is_woken():
+    """A waker brings no message: the rank must not take the silence for rest."""
+    channel = GivenChannel([], [Stop(1)])
+    channel.was_woken = True
+    engine = GivenEngine()
+    engine.handoff.advance.side_effect = [[HandoffEvent("1", num_pulled=1)], *[[]] * 9]
+    run(channel, engine)
+    assert channel.sent[0] == Arrived("1", 1), "before the next message, and without a check of integrity"
