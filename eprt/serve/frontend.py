@@ -73,6 +73,7 @@ class Frontend:
         if options.num_instances:
             self._pool = fleet = Fleet(config, metrics, on_drain=self.drain)
             fleet.on_instance.append(self._serve_instance)
+            fleet.on_left.append(lambda instance: self._groups.pop(instance.name.name).end())
             metrics.registry.register(InstanceCollector(fleet, options))
         else:
             self._pool = pool = RankPool(config, metrics, on_drain=self.drain)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from eprt import env
 from eprt.serve.running import RunningServer
 from tests.serve.processes import PATIENCE_S, wait_until
 from tests.unit.cases import MODEL
@@ -132,3 +135,25 @@ def test_what_is_of_one_instance_asks_for_its_name(instances):
     assert httpx.get(page, timeout=PATIENCE_S).status_code == 200
     health = httpx.get(f"{instances.url}/health", timeout=PATIENCE_S).json()
     assert [rank["rank"] for rank in health["ranks"]] == [0, 1, 2]
+
+
+def test_an_instance_joins_from_another_shell_and_retires(instances):
+    command = [sys.executable, "-m", "eprt.serve.join", instances.url, "--role", "prefill", "-n", "1"]
+    with subprocess.Popen(command, env=env.without_mpi(), stdout=subprocess.DEVNULL) as joiner:
+        try:
+            wait_until(lambda: state_of(instances, "prefill-1") == "ready", "the fourth instance")
+            assert len(httpx.get(f"{instances.url}/health", timeout=PATIENCE_S).json()["ranks"]) == 4
+            joiner.send_signal(signal.SIGINT)
+            assert joiner.wait(PATIENCE_S) == 0
+        finally:
+            joiner.kill()
+    wait_until(lambda: state_of(instances, "prefill-1") is None, "its end")
+    ask(instances, 5)
+    refused = subprocess.run([*command[:-1], "0"], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert refused.returncode == 2 and "-n 0: must be at least 1" in refused.stderr
+    refused = subprocess.run(command[:4], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert refused.returncode == 2 and "give --role prefill or --role decode" in refused.stderr
+
+
+def state_of(server: RunningServer, name: str) -> str | None:
+    return {one["name"]: one["state"] for one in document(server)["instances"]}.get(name)

@@ -96,6 +96,7 @@ class Api:
             Route("/v1/eprt/diagnose/page", self.page_redirect),
             Route("/v1/eprt/diagnose/page/{path:path}", self.page),
             Route("/v1/eprt/instances", self.instances),
+            Route("/v1/eprt/instances/{instance:str}", self.retire_instance, methods=["DELETE"]),
             Route("/v1/eprt/instances/{instance:str}/diagnose/page", self.page_redirect),
             Route("/v1/eprt/instances/{instance:str}/diagnose/page/{path:path}", self.page),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
@@ -278,10 +279,19 @@ class Api:
 
     async def instances(self, request: Request) -> Response:
         """Each instance: its role, state and load; and what was handed from one to another."""
-        if not isinstance(self._pool, Fleet):
-            message = "this server is one group of ranks: it was started without --prefill and --decode"
-            raise ApiError(404, message, code="not_found")
-        return JsonResponse(instances_document(self._pool))
+        return JsonResponse(instances_document(self._fleet()))
+
+    def _fleet(self) -> Fleet:
+        if isinstance(self._pool, Fleet):
+            return self._pool
+        message = "this server is one group of ranks: it was started without --prefill and --decode"
+        raise ApiError(404, message, code="not_found")
+
+    async def retire_instance(self, request: Request) -> Response:
+        """Lets an instance leave; follow it with GET /v1/eprt/instances."""
+        fleet = self._fleet()
+        fleet.retire_instance(request.path_params["instance"])
+        return JsonResponse(instances_document(fleet), status_code=202)
 
     async def page_redirect(self, request: Request) -> Response:
         return await self._page(request).redirect(request)

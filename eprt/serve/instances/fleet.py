@@ -1,9 +1,8 @@
 """Fleet: several instances behind one HTTP port, as HTTP and the frontend see them: as one pool.
 
 An instance appears when the first of its ranks says Hello, serves when all have loaded, and is lost with its first
-rank; its sequences go on elsewhere (handoffs.py), and a successor may take its name. Roles are the fleet's, for an
-engine can do all: a decode instance computes a prompt itself where no prefill instance lives or its prefix cache lacks
-few tokens of it; a prefill instance goes on with its requests where no decode instance lives. Knows nothing of HTTP.
+rank; its sequences go on elsewhere (handoffs.py), and a successor may take its name. Knows nothing of HTTP, nor of who
+gets a request (chooser.py).
 """
 
 import asyncio
@@ -20,10 +19,10 @@ from eprt.engine.outputs import EngineStats
 from eprt.engine.request import QueueFullError, RequestLimits
 from eprt.engine.sampling_params import SamplingParams
 from eprt.serve.errors import ApiError, print_line, unavailable
+from eprt.serve.instances.chooser import Chooser
 from eprt.serve.instances.handoffs import Handoffs
 from eprt.serve.instances.instance import Instance
-from eprt.serve.instances.scores import choose
-from eprt.serve.options import FrontendConfig, InstanceName
+from eprt.serve.options import ROLES, FrontendConfig, InstanceName
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.connection import RankConnection
 from eprt.serve.ranks.generation import Generation
@@ -48,11 +47,14 @@ class Fleet:
         self.instances: dict[str, Instance] = {}  # the latest of each name, in the order of the flags
         self.num_lost = 0
         self.on_instance: list[Callable[[Instance], None]] = []  # called with each new one
-        self.handoffs = Handoffs(self._choose_decode, self._choose_any, config.options.handoff_timeout_s)
+        self.on_left: list[Callable[[Instance], None]] = []  # with each that has left
+        self.chooser = Chooser(lambda: self.living, config.options)
+        self.handoffs = Handoffs(self.chooser, config.options.handoff_timeout_s)
         self._on_drain = on_drain
         self._instance_of: dict[int, Instance] = {}  # by id() of a Rank that is connected
         self._num_made = 0
-        self._seeds, self._rng = random.Random(config.options.engine.seed), random.Random(0)
+        self._retiring: dict[str, asyncio.Task] = {}  # by instance
+        self._seeds = random.Random(config.options.engine.seed)
         self._first_rank, first = {}, 0
         for name, _, num_ranks in config.options.instance_plan:
             self._first_rank[name], first = first, first + num_ranks
@@ -117,7 +119,7 @@ class Fleet:
         try:
             for token_ids, params in prompts:
                 params = replace(params, seed=self._seeds.getrandbits(63)) if params.seed is None else params
-                chosen = self._choose_any(token_ids, cache_key)
+                chosen = self.chooser.choose_any(token_ids, cache_key)
                 if chosen is None:
                     raise QueueFullError("no instance is left")
                 instance, hands_over = chosen
@@ -145,50 +147,6 @@ class Fleet:
             if instance.pool.sequences.find(request_id) is not None:
                 instance.pool.abort(request_id, reason)
 
-    # -- who gets a request --
-
-    def _open(self, role: str) -> list[Instance]:
-        return [one for one in self.instances.values() if one.role == role and one.is_open]
-
-    def _choose_any(self, token_ids: Sequence[int], cache_key: str | None = None) -> tuple[Instance, bool] | None:
-        """Who begins a sequence, and whether it hands the sequence over."""
-        prefills, decodes = self._open("prefill"), self._open("decode")
-        if not prefills and not decodes:
-            return None
-
-        def missing(instance: Instance) -> int:
-            return instance.pool.router.predict(token_ids, cache_key)[2]
-
-        def prefill_ms(instance: Instance) -> float:
-            _, charged, uncached = instance.pool.router.predict(token_ids, cache_key)
-            return instance.rate.predict_ms(charged + uncached)
-
-        nearest = min(decodes, key=missing, default=None)
-        if nearest is not None and (not prefills or missing(nearest) <= self._options.local_prefill_tokens):
-            nearest = nearest if prefills else self._choose_decode(token_ids)
-            assert nearest is not None, "a decode instance is open"
-            return nearest, False
-        return choose(prefills, prefill_ms, self._rng), bool(decodes)
-
-    def _choose_decode(self, token_ids: Sequence[int]) -> Instance | None:
-        """Who goes on with a sequence: among those with room for it, the least by --decode-balance."""
-        decodes = self._open("decode")
-        if not decodes:
-            return None
-        fits = [one for one in decodes if self._has_room(one, len(token_ids))]
-        scores = {"step": self._step_ms, "kv": _fullest_rank, "batch": _most_rows}
-        score = scores[self._options.decode_balance]
-        return choose(fits or decodes, lambda one: score(one, len(token_ids)), self._rng)
-
-    def _has_room(self, instance: Instance, num_tokens: int) -> bool:
-        router, infos = instance.pool.router, instance.pool.infos
-        return min(router.num_tokens) + num_tokens <= min(info.kv_tokens for info in infos)
-
-    def _step_ms(self, instance: Instance, num_tokens: int) -> float:
-        """Of the slowest rank, once the sequence is there."""
-        rows, tokens = _with_one_more(instance, num_tokens)
-        return instance.steps.predict_ms(max(rows), max(tokens))
-
     # -- from the ranks --
 
     def on_hello(self, hello: msg.Hello, transport: asyncio.Transport) -> Rank | None:
@@ -205,7 +163,7 @@ class Fleet:
     def _find_instance(self, hello: msg.Hello) -> Instance | None:
         """The instance of a rank, a new one for the first rank of an incarnation."""
         name = hello.instance
-        if name is None or hello.token != self._config.token or name.name not in self._first_rank:
+        if name is None or hello.token != self._config.token or name.role not in ROLES:
             return None
         latest = self.instances.get(name.name)
         if latest is None or (latest.state == "lost" and latest.name.incarnation != name.incarnation):
@@ -216,9 +174,13 @@ class Fleet:
 
     def _make_instance(self, name: InstanceName) -> Instance:
         self._num_made += 1
+        is_of_start = name.name in self._first_rank
+        if not is_of_start:
+            self._first_rank[name.name], self.num_ranks = self.num_ranks, self.num_ranks + name.num_ranks
         first_rank = self._first_rank[name.name]
         config = msgspec.structs.replace(self._config, num_ranks=name.num_ranks)
-        pool = RankPool(config, self.metrics, self._on_drain, f"{self._num_made}:", first_rank)
+        on_drain = self._on_drain if is_of_start else lambda reason, rank: self._leave(name.name, reason)
+        pool = RankPool(config, self.metrics, on_drain, f"{self._num_made}:", first_rank)
         pool.name = f"{name.name}, "
         pool.handoffs = self
         instance = Instance(name, pool, first_rank)
@@ -234,7 +196,7 @@ class Fleet:
         elif isinstance(message, msg.Ready) and instance.pool.ready.is_set() and instance.state == "loading":
             self._on_loaded(instance)
         elif isinstance(message, msg.Bye) and instance.pool.ended.is_set():
-            self._check_ended()
+            self._on_left(instance)
 
     def on_closed(self, rank: Rank | None, is_rank0: bool) -> None:
         if rank is not None:
@@ -254,7 +216,7 @@ class Fleet:
         instance.set_state("ready")
         if self.ready.is_set():
             _log.info("instance %s takes part", instance)
-        elif len(self.living) == len(self._first_rank):
+        elif len(self.living) >= self._options.num_instances:
             infos = [info for one in self.living for info in one.pool.infos]
             kv_tokens = min(info.kv_tokens for info in infos)
             max_model_len = min(info.max_model_len for info in infos)
@@ -284,9 +246,7 @@ class Fleet:
             return 0
         self.num_lost += 1
         num_moved = self.handoffs.move_from(instance)
-        for info in pool.infos:
-            for member in self.members:
-                member.send(msg.ForgetSource(info.page_owner))
+        self._forget_pages(pool)
         loop = asyncio.get_running_loop()
         for rank in pool.ranks.values():  # the others of the instance leave
             loop.call_soon(rank.transport.close)
@@ -298,6 +258,64 @@ class Fleet:
         if not self.ended.is_set():
             self.set_state("lost", instance.pool.reason)
             self.ended.set()
+
+    # -- leaving --
+
+    def retire_instance(self, name: str) -> None:
+        """Lets an instance leave once its requests have ended, or after the drain's time, moved. ApiError says why
+        not."""
+        self.check_open()
+        instance = self.instances.get(name)
+        if instance is None:
+            raise ApiError(404, f"instance {name}: there are {', '.join(self.instances)}", code="not_found")
+        if instance.state != "ready":
+            message = f"instance {name} is {instance.state}: only a ready instance retires"
+            raise ApiError(409, message, code="not_ready")
+        if not any(one.is_open for one in self.living if one is not instance):
+            raise ApiError(409, f"instance {name} cannot retire: no other instance is ready", code="capacity")
+        self._retire(instance)
+
+    def _retire(self, instance: Instance) -> None:
+        instance.set_state("draining")
+        self._retiring[str(instance)] = asyncio.get_running_loop().create_task(self._empty_and_stop(instance))
+
+    def _leave(self, name: str, reason: str) -> None:
+        """A rank of an instance of another shell was told to stop."""
+        instance = self.instances.get(name)
+        if instance is not None and instance.is_open:
+            _log.info("instance %s: %s", instance, reason)
+            self._retire(instance)
+
+    async def _empty_and_stop(self, instance: Instance) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._options.drain_timeout_s
+        while self._is_needed(instance) and loop.time() < deadline_s:
+            await asyncio.sleep(0.05)
+        if instance.state == "draining" and self.state == "serving":
+            self.handoffs.move_from(instance)
+            instance.pool.stop()
+
+    def _is_needed(self, instance: Instance) -> bool:
+        """Whether it has requests, or pages that are being read."""
+        holds = any(offer.source is instance for offer in self.handoffs.offers.values())
+        return instance.state == "draining" and (holds or instance.pool.num_sequences > 0)
+
+    def _on_left(self, instance: Instance) -> None:
+        """All its ranks have said Bye."""
+        if self.state == "stopping":
+            self._check_ended()
+        elif instance.state == "draining":
+            del self.instances[str(instance)]
+            self._retiring.pop(str(instance), None)
+            self._forget_pages(instance.pool)
+            for listener in self.on_left:
+                listener(instance)
+            _log.info("instance %s has left", instance)
+
+    def _forget_pages(self, pool: RankPool) -> None:
+        for info in pool.infos:
+            for member in self.members:
+                member.send(msg.ForgetSource(info.page_owner))
 
     # -- for the frontend's life --
 
@@ -331,21 +349,3 @@ class Fleet:
         print_line(f"eprt: {who} {what}")
         self.set_state("lost", f"{who} {what}")
         self.ended.set()
-
-
-def _with_one_more(instance: Instance, num_tokens: int) -> tuple[list[int], list[int]]:
-    """Rows and tokens of each rank, once the sequence is on the one that the router would take."""
-    router = instance.pool.router
-    rank = min(range(len(router.num_tokens)), key=lambda r: router.num_tokens[r])
-    rows, tokens = list(router.num_requests), list(router.num_tokens)
-    rows[rank] += 1
-    tokens[rank] += num_tokens
-    return rows, tokens
-
-
-def _fullest_rank(instance: Instance, num_tokens: int) -> float:
-    return max(_with_one_more(instance, num_tokens)[1])
-
-
-def _most_rows(instance: Instance, num_tokens: int) -> float:
-    return max(_with_one_more(instance, num_tokens)[0])

@@ -12,11 +12,11 @@ stay the same. Knows nothing of HTTP; who is there is fleet.py's to say.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from eprt.kv.reader import HeldPages
 from eprt.serve.errors import ApiError
+from eprt.serve.instances.chooser import Chooser
 from eprt.serve.instances.instance import Instance
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.rank import Rank
@@ -55,18 +55,11 @@ class Handoffs:
     """Of one server.
 
     Args:
-        choose_decode: an instance for a sequence of so many tokens; None where none lives.
-        choose_any: an instance for token ids, and whether it hands the sequence over; None where none lives.
         timeout_s: how long pages are held.
     """
 
-    def __init__(
-        self,
-        choose_decode: Callable[[Sequence[int]], Instance | None],
-        choose_any: Callable[[Sequence[int]], tuple[Instance, bool] | None],
-        timeout_s: float,
-    ):
-        self._choose_decode, self._choose_any, self._timeout_s = choose_decode, choose_any, timeout_s
+    def __init__(self, chooser: Chooser, timeout_s: float):
+        self._chooser, self._timeout_s = chooser, timeout_s
         self.offers: dict[str, Offer] = {}  # by request id
         self.counts = HandoffCounts()
 
@@ -85,7 +78,7 @@ class Handoffs:
 
     def _offer(self, sequence: RunningSequence, source: Instance, source_rank: int, held: HeldPages) -> None:
         request_id = sequence.request.request_id
-        target = self._choose_decode([*sequence.request.prompt_token_ids, *sequence.generated])
+        target = self._chooser.choose_decode([*sequence.request.prompt_token_ids, *sequence.generated])
         if target is None:  # it goes on where it is, whose prefix cache has its pages
             source.pool.ranks[source_rank].send(msg.AbortRequest(request_id))
             self._begin(sequence, source)
@@ -169,7 +162,7 @@ class Handoffs:
 
     def _begin_elsewhere(self, sequence: RunningSequence) -> bool:
         """False where no instance is left: then the request has failed."""
-        chosen = self._choose_any([*sequence.request.prompt_token_ids, *sequence.generated])
+        chosen = self._chooser.choose_any([*sequence.request.prompt_token_ids, *sequence.generated])
         if chosen is None:
             sequence.generation.fail(ApiError(500, "no instance is left; the request was lost", code="rank_lost"))
             return False

@@ -73,11 +73,9 @@ class _HostLauncher:
         config = RankConfig(
             options, 0, self._num_ranks, board.fd, endpoint, token, os.getpid(), variables=env.eprt_variables()
         )
-        self._slots: RankSlots | InstanceSlots = RankSlots(config, board)
-        self._door = JoinDoor(self._slots, http.getsockname()[1]) if options.max_lost_ranks else None
-        if options.num_instances:
-            self._slots = InstanceSlots(config)
+        self._slots = InstanceSlots(config) if options.num_instances else RankSlots(config, board)
         self._survives = options.max_lost_ranks > 0 or options.num_instances > 0  # a lost rank may not end the server
+        self._door = JoinDoor(self._slots, http.getsockname()[1]) if self._survives else None
         self._notices, notify = os.pipe2(os.O_CLOEXEC)
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._caught_s: list[float] = []  # when signals came

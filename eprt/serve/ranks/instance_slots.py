@@ -1,8 +1,10 @@
 """InstanceSlots: the processes of a server's instances on one host; an instance that was lost is started again whole.
 
-Knows nothing of the frontend, nor of what instances do.
+Instances that another shell has started (`eprt join --role`) have names here, and no more: their ranks are that
+shell's. Knows nothing of the frontend, nor of what instances do.
 """
 
+import itertools
 import os
 import signal
 import time
@@ -12,7 +14,7 @@ import msgspec
 
 from eprt.ep.group.host_board import HostBoard
 from eprt.serve.options import InstanceName, RankConfig
-from eprt.serve.ranks.slots import RankEnd, RankSlots, next_delay_s
+from eprt.serve.ranks.slots import AdoptedProcess, RankEnd, RankSlots, next_delay_s
 
 
 @dataclass(slots=True)
@@ -31,10 +33,11 @@ class _Place:
 
 
 class InstanceSlots:
-    """All instances of the start. config: of every rank, but for what it is part of."""
+    """All instances. config: of every rank, but for what it is part of."""
 
     def __init__(self, config: RankConfig):
-        self._config = config
+        self.config = config
+        self._joined: dict[str, tuple[AdoptedProcess, int]] = {}  # by name: who started it, and its ranks
         self._places: dict[str, _Place] = {}
         for name, role, num_ranks in config.options.instance_plan:
             self._places[name] = _Place(name, role, num_ranks, self._num_ranks)
@@ -44,7 +47,12 @@ class InstanceSlots:
         return sum(place.num_ranks for place in self._places.values())
 
     @property
+    def _num_joined_ranks(self) -> int:
+        return sum(num_ranks for _, num_ranks in self._joined.values())
+
+    @property
     def num_running(self) -> int:
+        """Processes that were started here."""
         return sum(place.slots.num_running for place in self._places.values() if place.slots is not None)
 
     def start_all(self) -> None:
@@ -59,15 +67,36 @@ class InstanceSlots:
         place.started_s, place.due_s = time.monotonic(), None
         name = InstanceName(place.name, place.role, os.urandom(8).hex(), place.num_ranks)
         config = msgspec.structs.replace(
-            self._config,
+            self.config,
             num_ranks=place.num_ranks,
             board_fd=place.board.fd,
             instance=name,
             first_rank=place.first_rank,
-            num_host_ranks=self._num_ranks,
+            num_host_ranks=self._num_ranks + self._num_joined_ranks,
         )
         place.slots = RankSlots(config, place.board)
         place.slots.start_all()
+
+    # -- instances of other shells --
+
+    def config_of_joiner(self, role: str, num_ranks: int) -> RankConfig:
+        """Of the first rank of an instance with the first name that is free."""
+        self._joined = {name: one for name, one in self._joined.items() if one[0].poll() is None}
+        number = next(k for k in itertools.count() if f"{role}-{k}" not in {*self._places, *self._joined})
+        before = self._num_ranks + self._num_joined_ranks
+        return msgspec.structs.replace(
+            self.config,
+            num_ranks=num_ranks,
+            instance=InstanceName(f"{role}-{number}", role, os.urandom(8).hex(), num_ranks),
+            first_rank=before,
+            num_host_ranks=before + num_ranks,
+        )
+
+    def add_joiner(self, name: InstanceName, process: AdoptedProcess) -> None:
+        """process: that has started the instance's ranks, and lives as long as they."""
+        self._joined[name.name] = process, name.num_ranks
+
+    # -- their ends --
 
     def reap(self) -> list[RankEnd]:
         """The processes that have ended since the last call."""

@@ -6,6 +6,8 @@ An abstract unix socket, named by the HTTP port; the kernel tells whose process 
     launcher  {"error": "..."} or {"config": RankConfig}, with the board's descriptor
     joiner    {"pid": of the rank's process}
 
+A whole instance ("role", "num_ranks") brings a board of its own, and gets a name.
+
 Knows nothing of the frontend, which must accept the rank too.
 """
 
@@ -22,6 +24,7 @@ import msgspec
 import eprt
 from eprt.serve.errors import print_line
 from eprt.serve.options import RankConfig
+from eprt.serve.ranks.instance_slots import InstanceSlots
 from eprt.serve.ranks.slots import AdoptedProcess, RankSlots
 
 _ANSWER_S = 2.0  # for each side's line
@@ -33,6 +36,8 @@ class JoinRequest(msgspec.Struct, frozen=True):
     rank: int | None  # None: any that is gone
     version: str  # of eprt
     model: str | None  # its fingerprint; None: the server's own directory
+    role: str | None = None  # of a whole instance (--role), of num_ranks ranks; None: a rank
+    num_ranks: int = 1
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
@@ -41,7 +46,7 @@ class JoinAnswer(msgspec.Struct, frozen=True):
 
 
 class JoinedProcess(msgspec.Struct, frozen=True):
-    pid: int
+    pid: int  # of the rank, or of the process that started an instance
 
 
 _Line = TypeVar("_Line", JoinRequest, JoinAnswer, JoinedProcess)
@@ -90,7 +95,7 @@ def receive_line(sock: socket.socket, kind: type[_Line], max_fds: int = 0) -> tu
 class JoinDoor:
     """The launcher's side. Args: slots: to which processes are added; port: of the HTTP socket."""
 
-    def __init__(self, slots: RankSlots, port: int):
+    def __init__(self, slots: RankSlots | InstanceSlots, port: int):
         self._slots = slots
         self.is_open = False  # whether anybody can come
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -119,25 +124,44 @@ class JoinDoor:
             if peer_uid(sock) not in (os.geteuid(), 0):
                 return
             request, _ = receive_line(sock, JoinRequest)
-            rank, error = self._choose_slot(request)
-            if error is not None:
-                send_line(sock, JoinAnswer(error=error))
-                return
-            config = self._slots.config_of(rank, joins=True)
-            send_line(sock, JoinAnswer(config=config), (config.board_fd,))
-            joined, _ = receive_line(sock, JoinedProcess)
-            self._slots.add_process(rank, AdoptedProcess(joined.pid))
-            print_line(f"eprt: rank {rank} (pid {joined.pid}) joins")
+            if isinstance(self._slots, InstanceSlots):
+                self._answer_instance(sock, self._slots, request)
+            else:
+                self._answer_rank(sock, self._slots, request)
 
-    def _choose_slot(self, request: JoinRequest) -> tuple[int, str | None]:
+    def _answer_rank(self, sock: socket.socket, slots: RankSlots, request: JoinRequest) -> None:
+        rank, error = self._choose_slot(slots, request)
+        if error is not None:
+            send_line(sock, JoinAnswer(error=error))
+            return
+        config = slots.config_of(rank, joins=True)
+        send_line(sock, JoinAnswer(config=config), (config.board_fd,))
+        joined, _ = receive_line(sock, JoinedProcess)
+        slots.add_process(rank, AdoptedProcess(joined.pid))
+        print_line(f"eprt: rank {rank} (pid {joined.pid}) joins")
+
+    def _answer_instance(self, sock: socket.socket, slots: InstanceSlots, request: JoinRequest) -> None:
+        error = _difference(request, slots.config)
+        if error is None and request.role is None:
+            error = "this server has instances: give --role prefill or --role decode"
+        if error is not None or request.role is None:
+            send_line(sock, JoinAnswer(error=error))
+            return
+        config = slots.config_of_joiner(request.role, request.num_ranks)
+        send_line(sock, JoinAnswer(config=config))
+        joined, _ = receive_line(sock, JoinedProcess)
+        assert config.instance is not None, "it has just been named"
+        slots.add_joiner(config.instance, AdoptedProcess(joined.pid))
+        print_line(f"eprt: instance {config.instance.name} (pid {joined.pid}, {request.num_ranks} ranks) joins")
+
+    def _choose_slot(self, slots: RankSlots, request: JoinRequest) -> tuple[int, str | None]:
         """The slot, or why there is none."""
-        config, taken = self._slots.config_of(0, joins=True), self._slots.pid_of_rank
+        config, taken = slots.config_of(0, joins=True), slots.pid_of_rank
         gone = [rank for rank in range(config.num_ranks) if rank not in taken]
-        if request.version != eprt.__version__:
-            return -1, f"the server runs eprt {eprt.__version__}, this is eprt {request.version}"
-        if request.model not in (None, fingerprint(config.options.engine.model_dir)):
-            model = config.options.engine.model_dir
-            return -1, f"another model than the server's ({model}): config.json or the weight files differ"
+        if error := _difference(request, config):
+            return -1, error
+        if request.role is not None:
+            return -1, "this server is one group of ranks: --role is for servers with --decode"
         if request.rank is None:
             return (gone[0], None) if gone else (-1, f"all {config.num_ranks} ranks run: there is no place to join")
         if not 0 <= request.rank < config.num_ranks:
@@ -145,3 +169,13 @@ class JoinDoor:
         if request.rank in taken:
             return -1, f"--rank {request.rank}: that rank runs (pid {taken[request.rank]}); free: {gone or 'none'}"
         return request.rank, None
+
+
+def _difference(request: JoinRequest, config: RankConfig) -> str | None:
+    """Why its ranks cannot compute with the server's."""
+    if request.version != eprt.__version__:
+        return f"the server runs eprt {eprt.__version__}, this is eprt {request.version}"
+    model = config.options.engine.model_dir
+    if request.model not in (None, fingerprint(model)):
+        return f"another model than the server's ({model}): config.json or the weight files differ"
+    return None

@@ -19,7 +19,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     "arguments, words",
     [
         (["http://127.0.0.1"], "give the server's URL with its port"),
-        (["http://127.0.0.1:1"], "no server of this host with --max-lost-ranks takes ranks at port 1"),
+        (["http://127.0.0.1:1"], "no server of this host with --max-lost-ranks or --decode takes ranks at port 1"),
         (["http://127.0.0.1:1", "--model", "/nowhere"], "--model /nowhere: no such directory"),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 import msgspec
 import pytest
 
-from eprt.engine.outputs import EngineStats
+from eprt.engine.outputs import EngineStats, TokenOutput
 from eprt.engine.sampling_params import SamplingParams
 from eprt.serve.errors import ApiError
 from eprt.serve.instances.document import instances_document
@@ -66,7 +66,7 @@ def test_an_instance_that_is_not_like_the_others_is_refused_by_name(capsys, fiel
 def test_a_successor_takes_the_name_of_a_lost_instance_and_nobody_else():
     async def life(fleet: GivenFleet) -> None:
         assert fleet.connect("decode-0", "decode", "2") is None, "it is there"
-        assert fleet.connect("decode-7", "decode", "1") is None, "nobody knows it"
+        assert fleet.connect("decode-7", "chief", "1") is None, "nobody knows its role"
         fleet.lose_instance("decode-0")
         assert fleet.connect("decode-0", "decode", "1") is None, "of the lost incarnation"
         assert fleet.connect("decode-0", "decode", "2") is not None
@@ -105,7 +105,7 @@ def test_decodes_are_balanced_as_asked(balance, chosen):
         for one in fleet.living:
             for rows, tokens in ((1, 10), (1, 500), (3, 10), (3, 500)):
                 one.steps.add_step(rows, tokens, 0.001 + 1e-5 * rows + 1e-4 * tokens)
-        instance = fleet._choose_decode([7] * 20)
+        instance = fleet.chooser.choose_decode([7] * 20)
         assert instance is not None and str(instance) == chosen
 
     run(life, "--prefill", "1", "--decode", "2", "--decode-balance", balance, "--max-num-seqs", "9")
@@ -114,9 +114,9 @@ def test_decodes_are_balanced_as_asked(balance, chosen):
 def test_a_decode_instance_without_room_is_passed_over():
     async def life(fleet: GivenFleet) -> None:
         fleet.instances["decode-0"].pool.router.assign("large", [1] * 1000)
-        assert {str(fleet._choose_decode([7] * 30)) for _ in range(8)} == {"decode-1"}
+        assert {str(fleet.chooser.choose_decode([7] * 30)) for _ in range(8)} == {"decode-1"}
         fleet.instances["decode-1"].pool.router.assign("large", [1] * 1000)
-        assert fleet._choose_decode([7] * 30) is not None, "it waits there"
+        assert fleet.chooser.choose_decode([7] * 30) is not None, "it waits there"
 
     run(life, "--prefill", "1", "--decode", "2", "--decode-balance", "batch")
 
@@ -164,5 +164,62 @@ def test_figures_name_each_instance_and_number_ranks_over_all():
         tokens = {s.labels["instance"]: s.value for s in metrics["eprt_instance_tokens"].samples}
         assert tokens == {"prefill-0": 20, "decode-0": 0}
         assert [rank.pid for _, rank in sorted(fleet.ranks.items())] == [101, 100]
+
+    run(life)
+
+
+def test_an_instance_joins_and_leaves_while_the_others_serve():
+    async def life(fleet: GivenFleet) -> None:
+        fleet.connect("prefill-1", "prefill", "9")
+        assert fleet.instances["prefill-1"].state == "ready" and fleet.num_ranks == 3
+        fleet.instances["prefill-1"].rate.tokens_per_s = 1e6
+        assert where(fleet, [1] * 50) == "prefill-1"
+        fleet.sent("prefill-1")
+        fleet.retire_instance("prefill-1")
+        with pytest.raises(ApiError, match="prefill-1 is draining: only a ready instance retires"):
+            fleet.retire_instance("prefill-1")
+        assert where(fleet, [2] * 50) == "prefill-0"
+        await asyncio.sleep(0.1)
+        assert fleet.sent("prefill-1") == [], "it still has a request"
+        (request_id,) = fleet.instances["prefill-1"].pool.sequences.request_ids()
+        fleet.abort(request_id)
+        await asyncio.sleep(0.1)
+        assert isinstance(fleet.sent("prefill-1")[-1], msg.Stop)
+        fleet.on_message(fleet.given["prefill-1"], msg.Bye())
+        fleet.on_closed(fleet.given["prefill-1"], False)
+        assert list(fleet.instances) == ["prefill-0", "decode-0"] and fleet.num_lost == 0
+        assert msg.ForgetSource("prefill-1-9") in fleet.sent("decode-0")
+        fleet.connect("prefill-1", "prefill", "10")
+        assert fleet.instances["prefill-1"].first_rank == 2 and fleet.num_ranks == 3, "its number is used again"
+
+    run(life)
+
+
+def test_a_retiring_instances_requests_move_when_its_time_is_over():
+    async def life(fleet: GivenFleet) -> None:
+        fleet.connect("decode-1", "decode")
+        generation = fleet.submit([([5] * 9, PARAMS)])
+        (request_id,) = generation.request_ids
+        fleet.report("prefill-0", TokenOutput(request_id, 40))
+        fleet.hold("prefill-0", request_id)
+        (name,) = [one for one in ("decode-0", "decode-1") if fleet.instances[one].pool.num_sequences]
+        fleet.arrive(name, request_id)
+        fleet.sent("prefill-0")
+        fleet.retire_instance(name)
+        await asyncio.sleep(0.3)
+        assert [type(one) for one in fleet.sent(name)[-2:]] == [msg.AbortRequest, msg.Stop]
+        (again,) = fleet.sent("prefill-0")
+        assert again.generated == [40] and again.hands_over and generation.num_moved == 1
+
+    run(life, "--prefill", "1", "--decode", "1", "--drain-timeout", "0.1")
+
+
+def test_the_last_instance_stays():
+    async def life(fleet: GivenFleet) -> None:
+        fleet.lose_instance("prefill-0")
+        with pytest.raises(ApiError, match="decode-0 cannot retire: no other instance is ready"):
+            fleet.retire_instance("decode-0")
+        with pytest.raises(ApiError, match="instance x: there are prefill-0, decode-0"):
+            fleet.retire_instance("x")
 
     run(life)

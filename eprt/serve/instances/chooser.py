@@ -1,0 +1,83 @@
+"""Chooser: which instance gets a sequence.
+
+Roles are preferences, for an engine can do all: a decode instance computes a prompt itself where no prefill instance is
+open or its prefix cache lacks few tokens of it; a prefill instance goes on with its sequences where no decode instance
+is open. Knows nothing of sequences or connections.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+
+from eprt.serve.instances.instance import Instance
+from eprt.serve.instances.scores import choose
+from eprt.serve.options import ServeOptions
+
+
+class Chooser:
+    """Of one server. living: its instances now."""
+
+    def __init__(self, living: Callable[[], list[Instance]], options: ServeOptions):
+        self._living, self._options = living, options
+        self._rng = random.Random(0)
+
+    def _open(self, role: str) -> list[Instance]:
+        return [one for one in self._living() if one.role == role and one.is_open]
+
+    def choose_any(self, token_ids: Sequence[int], cache_key: str | None = None) -> tuple[Instance, bool] | None:
+        """Who begins a sequence, and whether it hands the sequence over; None where nobody is open."""
+        prefills, decodes = self._open("prefill"), self._open("decode")
+        if not prefills:
+            chosen = self.choose_decode(token_ids)
+            return None if chosen is None else (chosen, False)
+
+        def missing(instance: Instance) -> int:
+            return instance.pool.router.predict(token_ids, cache_key)[2]
+
+        def prefill_ms(instance: Instance) -> float:
+            _, charged, uncached = instance.pool.router.predict(token_ids, cache_key)
+            return instance.rate.predict_ms(charged + uncached)
+
+        nearest = min(decodes, key=missing, default=None)
+        if nearest is not None and missing(nearest) <= self._options.local_prefill_tokens:
+            return nearest, False
+        return choose(prefills, prefill_ms, self._rng), bool(decodes)
+
+    def choose_decode(self, token_ids: Sequence[int]) -> Instance | None:
+        """Who goes on with a sequence: among those with room for it, the least by --decode-balance."""
+        decodes = self._open("decode")
+        if not decodes:
+            return None
+        fits = [one for one in decodes if _has_room(one, len(token_ids))]
+        score = _SCORES[self._options.decode_balance]
+        return choose(fits or decodes, lambda one: score(one, len(token_ids)), self._rng)
+
+
+def _has_room(instance: Instance, num_tokens: int) -> bool:
+    router, infos = instance.pool.router, instance.pool.infos
+    return min(router.num_tokens) + num_tokens <= min(info.kv_tokens for info in infos)
+
+
+def _with_one_more(instance: Instance, num_tokens: int) -> tuple[int, int]:
+    """Most rows and tokens of a rank, once the sequence is on the one that the router would take."""
+    router = instance.pool.router
+    rank = min(range(len(router.num_tokens)), key=lambda r: router.num_tokens[r])
+    rows, tokens = list(router.num_requests), list(router.num_tokens)
+    rows[rank] += 1
+    tokens[rank] += num_tokens
+    return max(rows), max(tokens)
+
+
+def _step_ms(instance: Instance, num_tokens: int) -> float:
+    """Of the slowest rank: all ranks of an instance wait for it."""
+    return instance.steps.predict_ms(*_with_one_more(instance, num_tokens))
+
+
+def _fullest_rank(instance: Instance, num_tokens: int) -> float:
+    return _with_one_more(instance, num_tokens)[1]
+
+
+def _most_rows(instance: Instance, num_tokens: int) -> float:
+    return _with_one_more(instance, num_tokens)[0]
+
+
+_SCORES = {"step": _step_ms, "kv": _fullest_rank, "batch": _most_rows}
