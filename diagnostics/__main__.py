@@ -26,7 +26,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eprt diagnose",
         description="Shows which rank or link is slow, as a page for the browser (the default), as text or as JSON.",
-        epilog="Exit status of --json and --text: 0 nothing found, 1 something found, 2 the input cannot be read.",
+        epilog="Exit status of --json and --text: 0 nothing that lasts, 1 something that lasts (with --ever: or did "
+        "once), 2 the input cannot be read.",
     )
     parser.add_argument("directory", metavar="DIR", nargs="?", help="holds diagnose_rank*.log")
     parser.add_argument("--url", help="a running server, as http://host:port, instead of a directory")
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--run", metavar="K", type=int, help="of a DIR that several runs have used: which, from 1; default: the newest"
     )
+    parser.add_argument("--ever", action="store_true", help="exit status 1 also for findings that are over")
     parser.add_argument(
         "--color",
         choices=("auto", "always", "never"),
@@ -148,7 +150,7 @@ def _print_findings(arguments: argparse.Namespace) -> int:
         print(json.dumps(findings) if arguments.json else to_text(findings, matrices, colour=colour), flush=True)
     except BrokenPipeError:  # a reader that has seen enough (`| head`) does not change the exit status
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1 if findings["findings"] else 0
+    return int(any(arguments.ever or finding.get("active", True) for finding in findings["findings"]))
 
 
 def _serve(arguments: argparse.Namespace) -> int:

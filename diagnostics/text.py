@@ -3,6 +3,7 @@
 import os
 import shutil
 import textwrap
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import numpy as np
@@ -17,7 +18,13 @@ _CELL = 7
 _SHORTER, _USUAL, _LONGER = (25, 31, 67), 238, (94, 130, 172, 208, 214, 220, 228)
 _STEP = 0.35  # of the natural logarithm of the ratio, per colour: 1.4x
 _SHADES = " .:-=+*#%@"
-_CAUSES = {"comm": "communication", "comp": "computation", "mixed": "communication under load"}
+_CAUSES = {
+    "comm": "communication",
+    "comp": "computation",
+    "mixed": "communication under load",
+    "stopped": "its process stands still",
+    "unknown": "no proof of either",
+}
 
 
 def wants_colour(stream: TextIO, choice: str = "auto") -> bool:
@@ -55,17 +62,49 @@ def _finding_lines(finding: dict[str, Any], width: int, colour: bool) -> list[st
     if colour:
         head = f"\x1b[1;38;5;{_LONGER[3]}m{head}\x1b[0m"
     first, last = finding["first_window"], finding["last_window"]
+    ratio = f"{finding['ratio']:.2g}x, " if finding["ratio"] else ""
     facts = (
-        f"{head}  {finding['ratio']:.2g}x, {cause} ({_CAUSES.get(cause, cause)}), "
+        f"{head}  {ratio}{cause} ({_CAUSES.get(cause, cause)}), "
         f"{f'window {first}' if first == last else f'windows {first}..{last}'}, score {finding['score']:.1f}, "
         f"confidence {finding['confidence']:.2f}"
     )
-    words = textwrap.wrap(str(finding["evidence"]), width - 2) + textwrap.wrap(f"-> {finding['advice']}", width - 2)
-    return [facts, *(f"  {line}" for line in words)]
+    lines = [*_times_and_place(finding), *_cost_lines(finding.get("cost"))]
+    lines += textwrap.wrap(str(finding["evidence"]), width - 2) + textwrap.wrap(f"-> {finding['advice']}", width - 2)
+    return [facts, *(f"  {line}" for line in lines)]
+
+
+def _times_and_place(finding: dict[str, Any]) -> list[str]:
+    """Nothing where the findings are those of an older server."""
+    if finding.get("t_start") is None:
+        return []
+    begin, end = _clock(finding["t_start"]), finding.get("t_end")
+    until = "to now" if finding["active"] else f"to {_clock(end)}, over" if end else "over"
+    parts = [f"{'burst at' if finding.get('burst') else 'from'} {begin} {until}"]
+    if finding.get("host") is not None:
+        gpu = f", {finding['gpu']}" if finding.get("gpu") else ""
+        parts.append(f"host {finding['host']}, pid {finding['pid']}{gpu}")
+    return ["; ".join(parts)]
+
+
+def _clock(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _cost_lines(cost: dict[str, Any] | None) -> list[str]:
+    if cost is None or cost["lost"] == 0:
+        return []
+    if cost["us_per_call"] is None:
+        return ["costs everything: no step ends meanwhile"]
+    text = f"costs {100 * cost['lost']:.0f} % of the time"
+    if cost["step_ms"] is not None:
+        text += f": a step takes {cost['step_ms']:.3g} ms, {cost['step_ms_without']:.3g} without it"
+    if cost["tokens_per_s"]:
+        text += f"; {cost['tokens_per_s']:.0f} tokens/s, {cost['tokens_per_s_without']:.0f} without it"
+    return [text]
 
 
 def _place_of(finding: dict[str, Any]) -> str:
-    if finding["kind"] == "point":
+    if finding.get("src") is not None:
         return f"rank {finding['src']} <- rank {finding['dst']}"
     if finding.get("rank") is not None:
         return f"rank {finding['rank']}"

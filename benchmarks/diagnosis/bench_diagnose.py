@@ -37,7 +37,7 @@ from eprt.ep.config import EPConfig
 from eprt.ep.registry import make_backend
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.ranks.messages import SlotTotals, Step, WaitTotals, pack
-from eprt.serve.ranks.worker import wait_totals
+from eprt.serve.ranks.wait_totals import wait_totals
 
 NUM_RANKS = 4
 _HIDDEN, _TOP_K, _SLOTS_PER_RANK = 2048, 8, 16

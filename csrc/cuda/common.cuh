@@ -186,7 +186,18 @@ struct Deadline {
   uint64_t timeout_ns;
   uint32_t* mask;  // [R]: 1 for a masked rank, which nobody waits for
   Failure* failure;
+  uint64_t* waiting;  // in host memory: the wait that lasts now, see tell_wait
 };
+
+// A wait that lasts is told to the host again and again, as code | peer | time waited, so that a word that no longer
+// changes is that of a wait which is over. eprt/ep/nvlink/waiting.py reads it. Each wait tells in the first
+// millisecond of every quarter of a second, so that many threads that wait do not fill the link to the host.
+constexpr uint32_t kTellBits = 28, kToldBits = 20;  // of nanoseconds: 268 ms, 1 ms
+
+EPRT_DEVICE void tell_wait(const Deadline& deadline, uint32_t code, uint32_t peer, uint64_t waited_ns) {
+  if (waited_ns >> kTellBits == 0 || (waited_ns & ((1ull << kTellBits) - 1)) >> kToldBits) return;
+  store_relaxed(deadline.waiting, uint64_t(code) << 56 | uint64_t(peer & 0xff) << 48 | waited_ns >> kToldBits);
+}
 
 // How a wait ended. The clock is read before each look at the flag, inside the loop: the compiler reconverges the lanes
 // of a warp when the last of them is done, so a clock read after the loop would give the time of the last lane.
@@ -208,6 +219,7 @@ __device__ __noinline__ WaitEnd wait_longer(const uint32_t* flag, uint32_t expec
     if (seen == expected || (kOrLater && int32_t(seen - expected) > 0)) return {true, now};
     if (look % 64) continue;
     if (load_relaxed(deadline.mask + peer)) return {false, now};
+    tell_wait(deadline, code, peer, now - start);
     if (now - start > deadline.timeout_ns) {
       report(deadline.failure, code, peer, seen, expected);
       store_relaxed(deadline.mask + peer, 1u);

@@ -118,7 +118,11 @@ __device__ __noinline__ PeerState judge_peer(const Deadline& deadline, WaitBook*
     const bool late = __any_sync(kAllLanes, now - start > deadline.timeout_ns);
     state = masked ? kMasked : late ? kLate : kAwaited;
   }
-  if (state == kAwaited || threadIdx.x % kWarp != 0) return state;
+  if (threadIdx.x % kWarp != 0) return state;
+  if (state == kAwaited) {
+    tell_wait(deadline, code, peer, now - start);
+    return state;
+  }
   note_wait(book, peer, now);
   if (state != kLate) return state;
   report(deadline.failure, code, peer, seen, expected);

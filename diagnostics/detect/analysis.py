@@ -9,9 +9,10 @@ import numpy as np
 from ..windows.baseline import Baseline
 from ..windows.matrices import WindowMatrices
 from . import detector, zscore
+from .cost import Cost
 from .early import EarlyRank, early_rank, split_early
-from .evidence import ADVICE, Evidence
-from .folding import fold, join_nodes, without_explained
+from .evidence import ADVICE, HIGH_COMPUTE, Evidence
+from .folding import fold, join_nodes, without_explained, without_wide_echoes
 from .sightings import Outliers, Sighting
 from .topology import LinkTopology
 from .wide import find_wide
@@ -30,7 +31,9 @@ HEAVY_LOAD, HEAVY_RATIO, MOST_LATE = 1.2, 1.75, 2.5
 class Finding:
     """A rank or link that is at fault, as eprt.findings/1 has it."""
 
-    kind: str  # "column" or "row" (of `rank`), "point" (`src` waits for `dst`), "node", "path" (`nodes`), "tier", "job"
+    # "column" or "row" (of `rank`), "point" (`src` waits for `dst`), "node", "path" (`nodes`), "tier", "job", or "hang"
+    # (of `rank`; or `src` and `dst` wait for each other)
+    kind: str
     rank: int | None
     src: int | None
     dst: int | None
@@ -45,6 +48,20 @@ class Finding:
     nodes: tuple[int, ...] = ()  # one of a "node", two of a "path"
     tier: str | None = None  # which links, of a "tier"
     members: tuple[dict[str, Any], ...] = ()  # kind, rank, src, dst, nodes and tier of what a wide finding is made of
+    # facts.py fills in the following.
+    host: str | None = None  # of the rank that it is about (of a link: of the sender), as far as it is logged
+    pid: int | None = None
+    gpu: str | None = None
+    t_start: float | None = None  # Unix time
+    t_end: float | None = None  # None while it lasts
+    active: bool = True  # whether it lasts, at the end of the log
+    burst: bool = False  # seen in one window alone, of several
+    cost: Cost | None = None  # None where it cannot be told
+
+    @property
+    def subject(self) -> int | None:
+        """The rank to look at: of a link the sender; None where it is about several."""
+        return self.dst if self.rank is None else self.rank
 
     def to_json(self) -> dict:
         return {**asdict(self), "nodes": list(self.nodes), "members": [_plain(member) for member in self.members]}
@@ -91,6 +108,8 @@ def analyse_matrices(
     if method == "robust":
         kept = fold(kept, node_N)
         kept += [s for s in find_wide(matrices, topology, baseline) if not any(s.is_seen_as(other) for other in kept)]
+        is_slower = lambda s: WideEvidence.gather(yardstick, s, baseline).compute_ratio >= HIGH_COMPUTE  # noqa: E731
+        kept = without_wide_echoes(kept, is_slower)
         kept = join_nodes(kept, np.unique(node_N).tolist(), yardstick.waits_between)
         kept = without_explained(kept, [s for s in kept if s.place.kind in WIDE], node_N)
         jobs = [s for s in kept if s.place.kind == "job"]

@@ -14,6 +14,7 @@ from .sightings import Place, Sighting
 NODE_SHARE = 0.6  # of a node's ranks
 RANGE = ("point", "row", "column", "node", "path", "tier", "job")  # the widest last
 PATH_SHARE = 0.25  # of the links between two nodes, both ways
+SOURCE = 1.5  # a rank's ratio over that of what is wider, which is then its echo
 LONGER_BETWEEN = 1.15  # two nodes wait for each other, over how long the others wait for them
 LONGER_ALONE = 1.3  # the same where only one of the two is a sighting
 
@@ -105,6 +106,20 @@ def join_nodes(
 
 def _pairs_with(node: int, nodes: list[int]) -> list[tuple[int, int]]:
     return [(min(node, other), max(node, other)) for other in nodes if other != node]
+
+
+def without_wide_echoes(sightings: list[Sighting], is_slower: Callable[[Sighting], bool]) -> list[Sighting]:
+    """Drops what is wider than a rank or a link but is its echo: one very late rank unsettles all. is_slower: whether
+    the ranks of a wide sighting compute longer than before, which no echo does."""
+    ranks = [s for s in sightings if s.place.rank is not None]
+
+    def is_echo(wide: Sighting) -> bool:
+        larger = [
+            s for s in ranks if s.overlaps(wide) and s.place not in wide.members and s.ratio >= SOURCE * wide.ratio
+        ]
+        return wide.is_change and wide.place.kind in RANGE[3:] and bool(larger) and not is_slower(wide)
+
+    return [s for s in sightings if not is_echo(s)]
 
 
 def without_explained(

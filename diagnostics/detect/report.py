@@ -18,6 +18,7 @@ from ..windows.matrices import WindowMatrices
 from ..windows.window_sums import WindowSums, most_kept
 from .analysis import Finding, analyse_matrices
 from .early import EarlyRank
+from .facts import with_facts
 from .sightings import Outliers
 from .topology import LinkTopology
 
@@ -33,7 +34,7 @@ class Report:
 
     matrices: WindowMatrices  # the windows as arrays
     outliers: Outliers  # how far each column, row and point stands out in each window
-    findings: tuple[Finding, ...]  # most certain first
+    findings: tuple[Finding, ...]  # those that last first, then those that cost most
     problems: tuple[LogProblem, ...]  # of the log, the first of each file one by one
     num_skipped: int = 0  # lines that could not be used
     early: tuple[EarlyRank, ...] = ()  # ranks that are faster than their peers, or have less to do: no fault
@@ -55,7 +56,8 @@ class Report:
     ) -> "Report":
         """topology: of the links; None: learned. baseline: of an earlier run, to compare with as well."""
         found = analyse_matrices(matrices, method, topology, baseline)
-        return Report(matrices, found.outliers, found.findings, tuple(problems), num_skipped, found.early)
+        findings = tuple(with_facts(found.findings, matrices))
+        return Report(matrices, found.outliers, findings, tuple(problems), num_skipped, found.early)
 
     @property
     def num_ranks(self) -> int:
@@ -81,8 +83,8 @@ class Report:
 
     @property
     def state_WN(self) -> np.ndarray:
-        """int8 [W, N]: OK, SLOW (a column finding in this window), WAITS (a row finding), IDLE (no tokens of its own),
-        SILENT (no line, or no call); STATE_NAMES has their names."""
+        """int8 [W, N]: OK, SLOW (a column finding or a hang in this window), WAITS (a row finding), IDLE (no tokens of
+        its own), SILENT (no line, or no call); STATE_NAMES has their names."""
         matrices = self.matrices
         out_WN = np.full(matrices.calls_WN.shape, OK, dtype=np.int8)
         sent_WN = np.nansum(matrices.sent_tokens_WNN, axis=2)
@@ -90,7 +92,7 @@ class Report:
         for finding in self.findings:
             if finding.rank is not None:
                 within_W = (matrices.last_window_W >= finding.first_window) & (matrices.window_W <= finding.last_window)
-                out_WN[within_W, finding.rank] = SLOW if finding.kind == "column" else WAITS
+                out_WN[within_W, finding.rank] = WAITS if finding.kind == "row" else SLOW
         out_WN[matrices.calls_WN == 0] = SILENT
         return out_WN
 

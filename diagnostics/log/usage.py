@@ -15,7 +15,8 @@ USAGE = (
     "attention_us",  # time in attention; on CPUs only
     "tokens",  # of its own requests, computed in this window
     "context_tokens",  # tokens that attention had to read, added up over the rows of each step
-    "steps",  # that the rank took part in
+    "steps",  # in which some rank computed
+    "step_us",  # time of these steps; pauses in which no rank has work are left out
     "gpu_mcycles",  # million cycles of the GPU's SM clock: over the window's seconds this is MHz
     "gpu_thermal_us",  # the GPU's clock was lowered because of heat
     "gpu_power_us",  # or because of a limit of power

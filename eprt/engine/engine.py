@@ -71,6 +71,7 @@ from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.schedule import Schedule
 from eprt.engine.scheduler import Scheduler
 from eprt.engine.step_headers import StepHeaders
+from eprt.engine.step_work import StepWork
 from eprt.engine.warm_up import log_graphs, prepare_gpu
 from eprt.ep.errors import EPError
 from eprt.ep.group.agreement import require_same_options
@@ -143,7 +144,7 @@ class Engine:
             self.group, self.model, self._headers, self._router, self.migrator, config.replica_routing == "local"
         )
         self._leaves_for = 0  # number of the view for which this rank shall stop, 0 for none
-        self._num_steps, self._last_step_s = 0, 0.0
+        self.work = StepWork()
         self.ended_by = ""  # why step() can no longer be called, "" while it can
         self._can_resume = True  # whether suspend() and enter_view() make step() possible again
         self._is_suspended = self._left_whole = False  # the latter: all ranks have stopped, with nothing under way
@@ -241,10 +242,9 @@ class Engine:
         now = not self.overlap_schedule or any(c.request.prompt_logprobs is not None for c in schedule.chunks)
         self._finish(num_left=0 if now or not agreed.computes else 1)
         if agreed.computes:
-            self._num_steps += 1
-            self._last_step_s = time.perf_counter() - start
+            self.work.count_step(time.perf_counter() - start)
             if self.migrator is not None:
-                self.migrator.stepped(self._last_step_s)
+                self.migrator.stepped(self.work.last_step_s)
         else:
             self.gap.ignore_pause()
         return StepResult(self._take_outputs(), agreed.all_idle, schedule.num_tokens, agreed.mode)
@@ -342,7 +342,7 @@ class Engine:
         scheduler = self.scheduler
         return EngineStats(
             rank=self.group.rank,
-            num_steps=self._num_steps,
+            num_steps=self.work.num_steps,
             num_prompt_tokens=scheduler.num_prompt_tokens,
             num_generated_tokens=scheduler.num_generated_tokens,
             num_preemptions=scheduler.num_preemptions,
@@ -354,7 +354,7 @@ class Engine:
             num_waiting_now=len(scheduler.waiting) + len(self._preparation),
             kv_pages_total=self._pool.num_pages,
             kv_pages_used_now=self._pool.num_owned,
-            last_step_s=self._last_step_s,
+            last_step_s=self.work.last_step_s,
             kv_page_tokens=self._pool.page_size,
             kv_token_bytes=self._kv_token_bytes,
             kv_longest_context=self.limits.max_model_len,

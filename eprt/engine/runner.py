@@ -53,6 +53,8 @@ class Runner:
         self.model, self.cache_L, self.rows = model, cache_L, rows
         self.device = model.device
         self.graphs: DecodeGraphs | None = None  # set later, on GPUs
+        self.num_tokens = 0  # so far
+        self.num_context_tokens = 0  # that attention has to read, added up over the rows of each step
         self.page_size, self.padding_page = cache_L[0].page_size, cache_L[0].num_pages - 1
         num_rows = len(rows.length_M)
         self.last_token_M = torch.zeros(num_rows, dtype=torch.int64, device=self.device) if keep_tokens else None
@@ -148,6 +150,8 @@ class Runner:
             batch.token_id_T[:num] = self.last_token_M[row_S[:num]]
         if len(at_D):
             batch.token_id_T[at_D] = self.draft_token_MK[row_D, k_D]
+        self.num_tokens += num_tokens
+        self.num_context_tokens += int(self.position_T[:num_tokens].sum()) + num_tokens
         return PackedStep(batch, row_S)
 
     def prompt_logprobs(self, schedule: Schedule, logits_XV: Tensor) -> list[list[PromptLogprob]]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from eprt.ep.config import EPConfig
 from eprt.ep.errors import EPError
+from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.group import EPGroup
 from eprt.ep.stats import EPStats
 
@@ -153,6 +154,11 @@ class Backend(ABC):
     def recent_stats(self) -> EPStats | None:
         """stats() without waiting for a GPU that is busy, and therefore a little older."""
         return self.stats()
+
+    def current_wait(self) -> CurrentWait | None:
+        """The wait for another rank in which this rank's GPU is now, where it lasts. None where no GPU waits; those of
+        the host are EPGroup.current_wait. From one thread, at most twice a second."""
+        return None
 
     def mask_rank(self, rank: int, masked: bool = True) -> None:
         """Goes on without a rank, or takes it back: nothing is sent to it, nobody here waits for it."""

@@ -10,6 +10,7 @@ from eprt.config import MoEConfig
 from eprt.ep.api import Backend
 from eprt.ep.config import EPConfig
 from eprt.ep.errors import EPError
+from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.group import EPGroup
 from eprt.ep.group.view import View
 from eprt.ep.registry import make_backend
@@ -89,6 +90,11 @@ class Exchange(UserDict[str, Backend]):
         """Of all modes together, without waiting for a GPU; None where no rank waits for another."""
         counted = [stats for backend in self.values() if (stats := backend.recent_stats()) is not None]
         return EPStats.total(counted) if counted else None
+
+    def current_wait(self) -> CurrentWait | None:
+        """As Backend.current_wait, of all modes; of several the longest."""
+        waits = [wait for backend in self.values() if (wait := backend.current_wait()) is not None]
+        return min(waits, key=lambda wait: wait.since_s, default=None)
 
     def reset_stats(self) -> None:
         for backend in self.values():

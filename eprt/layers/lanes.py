@@ -8,6 +8,7 @@ they have met.
 """
 
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -20,8 +21,21 @@ class Lanes:
     """Runs stages, here all in the caller's order."""
 
     trace: Callable[[Stage, int], Any] | None = None  # a context around each stage; its microbatch's index
+    _attention_ns = 0
 
     def run(self, stage: Stage, step: LayerStep) -> None:
+        if stage.work is not LayerStep.attention:
+            self._do_work(stage, step)
+            return
+        began_ns = perf_counter_ns()
+        self._do_work(stage, step)
+        self._attention_ns += perf_counter_ns() - began_ns
+
+    def attention_us(self) -> float | None:
+        """Time in attention, with the norms around it, since the start; None where the host cannot tell."""
+        return self._attention_ns / 1e3
+
+    def _do_work(self, stage: Stage, step: LayerStep) -> None:
         if self.trace is None:
             stage.work(step)
         else:
@@ -43,6 +57,9 @@ class StreamLanes(Lanes):
         for work in stage.needs:
             stream.wait_event(step.events.pop(work.__name__))
         with torch.cuda.stream(stream):
-            super().run(stage, step)
+            self._do_work(stage, step)
         if stream is not compute or stage.marks:
             step.events[stage.name] = stream.record_event()
+
+    def attention_us(self) -> float | None:
+        return None

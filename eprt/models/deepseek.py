@@ -134,6 +134,9 @@ class DeepseekModel(Model):
         """As Model's; on a GPU as recent as Readback says."""
         return [] if self._load is None else [load_S.tolist() for load_S in self._load.read()]
 
+    def attention_us(self) -> float | None:
+        return self.lanes.attention_us()
+
     def reset_counters(self) -> None:
         for moe in self.moe_layers():
             moe.reset_load()

@@ -70,6 +70,10 @@ class Model(Protocol):
         """Tokens routed to each expert slot of this rank since the start, per MoE layer."""
         return []
 
+    def attention_us(self) -> float | None:
+        """Time in attention since the start; None where it is not measured, as on GPUs."""
+        return None
+
     def reset_counters(self) -> None:
         """Forgets a warm-up: the tokens of its experts, and how long ranks that compiled waited for each other."""
 

@@ -23,6 +23,7 @@ from tests.emulated.cases_lost import (
     lost_by_expert,
     masked_statistics,
 )
+from tests.emulated.cases_told import told_wait
 from tests.emulated.cases_views import begins_alone, lost_amid_a_call
 from tests.emulated.device import emulated_ranks
 from tests.gpu import (
@@ -55,6 +56,11 @@ def test_deep_eps_interface_with_hooks_late_weights_and_every_output_by_itself(m
 
 def test_a_wait_longer_than_32_bits_of_ns_is_told_as_it_was():
     emulated_ranks(3, long_wait, shape=SHAPE)
+
+
+@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+def test_a_kernel_tells_the_host_for_whom_it_waits_while_it_does(mode):
+    emulated_ranks(3, told_wait, mode=mode, backends={})
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -16,6 +16,7 @@ import numpy as np
 from eprt import env
 from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.alone import load_mpi
+from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.fd_desk import FdDesk
 from eprt.ep.group.liveness import PeerWatch, process_domain
 from eprt.ep.group.view import View
@@ -71,6 +72,8 @@ class EPGroup(ABC):
     # Whether this process takes the place of a rank that is gone, while the others work: its view is then itself alone,
     # and set-up calls wait for nobody.
     joins: bool = False
+    # The wait of this process's main thread that lasts now; None: it is in none. Others read it at any time.
+    current_wait: CurrentWait | None = None
     # Called every few milliseconds in every wait, to end it by raising ViewChangedError; None: nobody ends waits.
     interrupt: Callable[[], None] | None = None
     # Whether a wait fails only for a rank whose own data are missing, and not as soon as any rank has died: then all

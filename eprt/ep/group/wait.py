@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from eprt.ep.errors import EPError, EPTimeoutError, RankLostError
+from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.group import EPGroup, PendingMessage
 
 _SLICE_NS = 20_000_000
@@ -43,25 +44,31 @@ class Waiter:
         Otherwise it returns what it still waits for; describe tells its rank and the epoch seen. Raises RankLostError
         when a rank of this host has died, EPTimeoutError at the deadline, and what group.interrupt raises.
         """
-        if wait_slice(*arguments) < 0:
+        index = wait_slice(*arguments)
+        if index < 0:
             return
         group, start = self.group, time.monotonic()
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        while True:
-            if group.interrupt is not None:
-                group.interrupt()
-            lost = group.lost_ranks()
-            if lost and not group.fails_in_order:
-                raise RankLostError(group.rank, group.size, lost[0], phase)
-            index = wait_slice(*arguments)
-            if index < 0:
-                return
-            if lost and (peer := describe(index)[0]) in lost:  # it had died before this slice: nothing more will come
-                raise RankLostError(group.rank, group.size, peer, phase)
-            waited_s = time.monotonic() - start
-            if waited_s > limit_s and not math.isinf(limit_s):
-                peer, seen = describe(index)
-                raise EPTimeoutError(group.rank, group.size, peer, phase, seen, epoch, waited_s)
+        try:
+            while True:
+                group.current_wait = CurrentWait(describe(index)[0], phase, start)
+                if group.interrupt is not None:
+                    group.interrupt()
+                lost = group.lost_ranks()
+                if lost and not group.fails_in_order:
+                    raise RankLostError(group.rank, group.size, lost[0], phase)
+                index = wait_slice(*arguments)
+                if index < 0:
+                    return
+                # It had died before this slice: nothing more will come.
+                if lost and (peer := describe(index)[0]) in lost:
+                    raise RankLostError(group.rank, group.size, peer, phase)
+                waited_s = time.monotonic() - start
+                if waited_s > limit_s and not math.isinf(limit_s):
+                    peer, seen = describe(index)
+                    raise EPTimeoutError(group.rank, group.size, peer, phase, seen, epoch, waited_s)
+        finally:
+            group.current_wait = None
 
     def for_messages(
         self,

@@ -17,10 +17,12 @@ from eprt.ep.api import DispatchHandle, Received
 from eprt.ep.checked_backend import CheckedBackend
 from eprt.ep.config import EPConfig
 from eprt.ep.errors import EPError
+from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.failure import CallContext, take_failure
 from eprt.ep.nvlink.options import NvlinkOptions
 from eprt.ep.nvlink.structs import RECV, SEND
+from eprt.ep.nvlink.waiting import KernelWait
 from eprt.ep.order import CALLS, COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND
 from eprt.ep.stats import EPStats
 from eprt.gpu.readback import Readback
@@ -63,6 +65,7 @@ class NvlinkBackend(CheckedBackend):
         self._check_machine()
         self._device = torch.cuda.current_device()
         self._readback: Readback | None = None
+        self._kernel_wait: KernelWait | None = None
         self._alive = group.view.alive  # of the ranks that exchange
         self._halted: EPError | None = None  # what check() raises until restart()
         self._halting = threading.Lock()
@@ -265,6 +268,12 @@ class NvlinkBackend(CheckedBackend):
         if words[0] and (error := take_failure(words, self._call_context)):
             self.kernels.mask[self.group.rank].zero_()  # it waited for itself: for a tile that did not come
             raise error
+
+    def current_wait(self) -> CurrentWait | None:
+        if self._closed:
+            return None
+        self._kernel_wait = self._kernel_wait or KernelWait(self.kernels.waiting.words)
+        return self._kernel_wait.look()
 
     def require_recordable(self) -> None:
         """Nothing here waits for the GPU."""

@@ -8,7 +8,7 @@ import numpy as np
 from eprt.ep.errors import EPError, EPTimeoutError
 from eprt.ep.group.group import EPGroup
 
-_WAITS = {
+WAITS = {  # for data of another rank, by code
     1: "dispatch (counts)",
     2: "dispatch (tokens)",
     3: "combine",
@@ -39,8 +39,8 @@ def take_failure(words: Any, context: CallContext) -> Exception | None:
     words[0] = 0
     rank, size = context.group.rank, context.group.size
     where = f"[rank {rank}/{size}]"
-    if code in _WAITS:
-        return EPTimeoutError(rank, size, peer, _WAITS[code], seen, expected, context.timeout_s)
+    if code in WAITS:
+        return EPTimeoutError(rank, size, peer, WAITS[code], seen, expected, context.timeout_s)
     if code == _SIGNAL:
         return EPError(
             f"{where} combine_send waited {context.timeout_s:.1f} s for tile {peer}: signal {seen}, threshold "

@@ -73,7 +73,7 @@ class KernelState:
         self.memory: SymmetricMemory = memory_type(group, num_bytes, by_nvlink)
         self.mask = torch.zeros(group.size, dtype=torch.int32, device="cuda") if mask is None else mask
         self.totals = KernelTotals.zeros(group.size)
-        self.failure = HostWords(4)
+        self.failure, self.waiting = HostWords(4), HostWords(2)
         # What a call adds to the ticket of its kind.
         self._per_call = torch.tensor(tickets_per_call, dtype=torch.int64)
         self._ticket = torch.zeros(len(tickets_per_call), dtype=torch.int64, device="cuda")
@@ -84,10 +84,11 @@ class KernelState:
 
     def _context_fields(self, heap: ctypes.Structure) -> dict:
         """Fields that struct Context has in both modes."""
+        words = self.failure.device_ptr, self.waiting.device_ptr
         return {
             "peer": tuple(self.memory.peer_ptr),
             "heap": heap,
-            "deadline": Deadline(deadline_ns(self.options.timeout_s), self.mask.data_ptr(), self.failure.device_ptr),
+            "deadline": Deadline(deadline_ns(self.options.timeout_s), self.mask.data_ptr(), *words),
             "stats": Stats(*(total.data_ptr() for total in self.totals.tensors())),
             "ticket": self._ticket.data_ptr(),
             "rank": self.group.rank,
@@ -128,3 +129,4 @@ class KernelState:
         """Collective while all ranks live; with lost ranks it does not wait for them."""
         self.memory.close()
         self.failure.close()
+        self.waiting.close()

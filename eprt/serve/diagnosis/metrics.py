@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.series import series
 
-_KINDS = ("column", "row", "point", "node", "path", "tier", "job")
-_CAUSES = ("comp", "comm", "mixed")
+_KINDS = ("column", "row", "point", "node", "path", "tier", "job", "hang")
+_CAUSES = ("comp", "comm", "mixed", "unknown", "stopped")
 
 
 class DiagnosisCollector:
@@ -32,15 +32,27 @@ class DiagnosisCollector:
         current = diagnosis.notices.current
         counts = dict.fromkeys(itertools.product(_KINDS, _CAUSES), 0)
         counts |= Counter((finding["kind"], finding["cause"]) for finding in current)
+        hangs = diagnosis.live_hangs()
+        counts |= Counter((hang.kind, hang.cause) for hang in hangs)
         yield series(GaugeMetricFamily, "eprt_findings", "Findings that last", ("kind", "cause"), counts.items())
         slow = {finding["rank"] for finding in current if finding["kind"] == "column"}
         ranks = range(self._num_ranks)
         yield _per_rank("eprt_rank_slow", "1 while all others wait for the rank", [rank in slow for rank in ranks])
-        text = "1 while the rank reports no call though others do"
-        yield _per_rank("eprt_rank_silent", text, [rank in diagnosis.silent for rank in ranks])
+        text = "1 while the rank reports no call though others do, or holds the others up"
+        silent = {*diagnosis.silent, *(rank for hang in hangs for rank in (hang.rank, hang.src, hang.dst))}
+        yield _per_rank("eprt_rank_silent", text, [rank in silent for rank in ranks])
+        yield from self._heartbeats()
         text = "Part of an even load's share that the rank can carry"
         yield _per_rank("eprt_rank_speed", text, diagnosis.speeds_N)
         yield from self._waits()
+
+    def _heartbeats(self) -> Iterable[Metric]:
+        """As of the latest look; no series for a rank that takes no part."""
+        stood = self._diagnosis.hangs.standings
+        ages = (stood[rank].heard_s if rank in stood else np.nan for rank in range(self._num_ranks))
+        yield _per_rank(
+            "eprt_rank_heartbeat_age_seconds", "Since the rank's latest heartbeat; they come twice a second", ages
+        )
 
     def _waits(self) -> Iterable[Metric]:
         """Waits in the latest window; no series for a rank without data."""

@@ -16,6 +16,7 @@ _KINDS = {
     "tier": "waits {tier} are long",
     "job": "all ranks wait for each other",
 }
+_CAUSES = {"comp": "late compute", "comm": "late messages", "mixed": "load", "unknown": "for no reason that is known"}
 
 
 class Notices:
@@ -34,7 +35,7 @@ class Notices:
         known = {_place(f): f for f in self.current}
         for place, finding in lasting.items():
             if place not in known:
-                cause = {"comp": "late compute", "comm": "late messages", "mixed": "load"}[finding["cause"]]
+                cause = _CAUSES.get(finding["cause"], finding["cause"])
                 yield f"{_what(finding)} ({cause}): {finding['evidence']}. {finding['advice']}"
         self._missed = {
             place: 0 if place in lasting else self._missed.get(place, 0) + 1 for place in {**known, **lasting}

@@ -253,7 +253,10 @@ class Api:
         """200 while requests are served; else 503 with the reason, naming a rank where one is to blame."""
         pool = self._pool
         status, reason = ("ok", "") if pool.state == "serving" else (pool.state, pool.reason)
-        if stalled := pool.stalled_ranks():
+        hangs = [hang for group in self._groups.values() for hang in group.hangs()] if status == "ok" else []
+        if hangs:
+            status, reason = "degraded", "; ".join(hangs)
+        elif stalled := pool.stalled_ranks():
             status = "stalled"
             reason = "; ".join(f"{rank} has work and has been silent for {pool.stall_s:g} s" for rank in stalled)
         ranks = [

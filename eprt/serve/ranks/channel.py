@@ -1,7 +1,7 @@
 """Sockets: the HTTP port, and the connection between a rank and the frontend (unix inside a host, TCP between hosts).
 
 A stream socket rather than a message queue library: its end of file tells each side at once, on any host, that the
-other process is gone; it needs no thread beside the engine; and abstract unix names leave nothing on disk.
+other process is gone; it needs no thread of its own; and abstract unix names leave nothing on disk.
 Knows nothing of what the messages mean.
 """
 
@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 
@@ -89,9 +90,13 @@ def _notice_dead_host(sock: socket.socket) -> None:
 
 
 class Channel:
-    """A rank's end of its connection. Sending never blocks the engine: what the socket does not take waits here."""
+    """A rank's end of its connection. Sending never blocks the engine: what the socket does not take waits here.
+
+    Any thread may send; everything else is for the main thread.
+    """
 
     def __init__(self, sock: socket.socket, hello: Hello):
+        self._sending = threading.RLock()  # a signal's handler sends, too
         self._sock, self._unpacker, self._unsent = sock, Unpacker(ToRank), bytearray()
         self._watched: dict[int, str] = {}  # descriptor of a process -> the reason to stop when it ends
         self._wakers: set[int] = set()  # descriptors
@@ -150,8 +155,9 @@ class Channel:
         self._watched.clear()
 
     def send(self, message: ToFrontend) -> None:
-        self._unsent += pack(message)
-        self._flush()
+        with self._sending:
+            self._unsent += pack(message)
+            self._flush()
 
     def _flush(self) -> None:
         while self._unsent:
@@ -183,7 +189,8 @@ class Channel:
                     os.read(fd, 4096)
                 continue
             if event & select.POLLOUT:
-                self._flush()
+                with self._sending:
+                    self._flush()
             if event & ~select.POLLOUT:
                 messages += self._read()
         return messages

@@ -31,7 +31,7 @@ _LIFE_LOOK_S = 0.02
 _STOPPED_LOOKS = 4  # that must find a process stopped
 _LOADS = 10  # times as long as a Suspend a Resume may take: experts are read
 # What differs between ranks of one server, or changes while it runs.
-_OWN_INFO = ("expert_of_slot", "kv_tokens", "page_owner")
+_OWN_INFO = ("expert_of_slot", "kv_tokens", "page_owner", "gpu")
 
 
 class Pool(Protocol):
@@ -55,6 +55,8 @@ class Pool(Protocol):
 
     def next_seq(self) -> int: ...
     def send_numbered(self, adds: list[Add]) -> None: ...
+    @property
+    def culprit_of(self) -> Callable[[int], int]: ...
     def lose(self, who: Rank | str, what: str, details: str = "") -> None: ...
     def check_ended(self) -> None: ...
 
@@ -154,7 +156,7 @@ class Elasticity:
 
     def _on_lost(self, who: Rank, message: msg.Lost) -> None:
         """who waited in vain. It waits for a new view now, also where the other rank was only slow to be seen."""
-        lost = self._pool.ranks[message.rank]
+        lost = self._pool.ranks[self._pool.culprit_of(message.rank) if message.hung else message.rank]
         if lost.lost:
             return
         how = f"hangs, says {who}" if message.hung else "was lost: its process is gone"

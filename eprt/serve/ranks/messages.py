@@ -37,7 +37,7 @@ class HandoffTerms(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the frontend must know of one rank's loaded model. All but expert_of_slot is equal on all ranks."""
+    """What the frontend must know of one rank's loaded model. All but expert_of_slot and gpu is equal on all ranks."""
 
     vocab_size: int
     max_model_len: int  # tokens of prompt and completion together
@@ -48,6 +48,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     expert_of_slot: list[list[int]]  # per MoE layer: the logical expert in each slot of this rank at first, -1: none
     spare_experts: int = 0  # experts that may be on their way to this rank at once, 0 where experts cannot move
     expert_bytes: int = 0  # of one expert's weights and scales, in the layer where it has most
+    gpu: str | None = None  # that this rank computes on; None: CPUs
     terms: HandoffTerms | None = None  # None: its requests stay in this instance
     page_owner: str = ""  # PageSource.owner of this rank's pages
 
@@ -71,6 +72,7 @@ class WaitTotals(msgspec.Struct, frozen=True, array_like=True):
     compute_us: float
     slots: SlotTotals | None = None
     blocked_us: float | None = None
+    usage: dict[str, float] | None = None  # some of eprt.diagnostics' USAGE
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -205,6 +207,16 @@ class StepReport(_Message, frozen=True):
     waits: WaitTotals | None = None
 
 
+class Heartbeat(_Message, frozen=True):
+    """What this rank is at, twice a second, from a thread: it comes also while a step waits or computes for long."""
+
+    asleep: bool  # it waits for requests, or for the frontend: it is in no step
+    cpu_s: float  # processor time that its process has used
+    waits_for: int | None = None  # the rank that it waits for; None: none, or only since some milliseconds
+    call: str = ""  # in which call
+    waited_s: float = 0.0
+
+
 class Held(_Message, frozen=True):
     """A request has the token that was asked for, and goes on elsewhere; its pages stay until AbortRequest."""
 
@@ -245,7 +257,8 @@ class Fatal(_Message, frozen=True):
     """This rank cannot go on; it exits right after this message."""
 
     message: str
-    lost_rank: int | None = None  # the rank whose death is the cause, if it is known
+    lost_rank: int | None = None  # the rank that is the cause, if it is another one
+    hung: bool = False  # that one did not come before the deadline of a wait; else its process has ended
 
 
 class Lost(_Message, frozen=True):
@@ -296,6 +309,7 @@ ToFrontend = (
     Hello
     | Ready
     | StepReport
+    | Heartbeat
     | Held
     | Arrived
     | RoutingReply

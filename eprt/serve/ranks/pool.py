@@ -81,6 +81,8 @@ class RankPool:
         self._seq = 0
         self.stall_s = 2 * env.get("EPRT_TIMEOUT_S")
         self._config = config
+        # Of a rank that was waited for in vain: who is to blame, as far as anybody knows more.
+        self.culprit_of: Callable[[int], int] = lambda rank: rank
 
     async def listen(self) -> None:
         """Starts taking the ranks' connections."""
@@ -244,6 +246,9 @@ class RankPool:
     def on_message(self, rank: Rank, message: msg.ToFrontend) -> None:
         if rank.lost:
             return  # its last words: its requests run elsewhere by now
+        if isinstance(message, msg.Heartbeat):
+            rank.on_beat(message)
+            return
         rank.heard_s = time.monotonic()
         match message:
             case msg.StepReport(outputs, stats, waits):
@@ -268,8 +273,8 @@ class RankPool:
             case msg.BrokenInvariant(text):
                 self.metrics.faults.inc()
                 _log.error("%s: %s", rank, text)
-            case msg.Fatal(text, lost_rank):
-                self._on_fatal(rank, text, lost_rank)
+            case msg.Fatal(text, lost_rank, hung):
+                self._on_fatal(rank, text, lost_rank, hung)
             case msg.Lost() | msg.Suspended() | msg.Resumed():
                 self.elasticity.on_message(rank, message)
             case msg.Bye():
@@ -281,13 +286,16 @@ class RankPool:
         if all(rank.left for rank in self.members):
             self.ended.set()
 
-    def _on_fatal(self, rank: Rank, text: str, lost_rank: int | None) -> None:
-        """The rank exits; the cause is its own, or another rank that is gone."""
+    def _on_fatal(self, rank: Rank, text: str, lost_rank: int | None, hung: bool) -> None:
+        """The rank exits; the cause is its own, or another rank that is gone or hangs."""
         rank.transport.close()  # the rank waits for this before it exits
-        if lost_rank is None:
+        if lost_rank in (None, rank.rank):
             self._lose_rank(rank, "failed", text)
-        else:
-            self.lose(self.ranks.get(lost_rank, f"rank {lost_rank}"), "was lost", text)
+            return
+        if hung:
+            lost_rank = self.culprit_of(lost_rank)
+        what = f"hangs, says {rank}" if hung else "was lost"
+        self.lose(self.ranks.get(lost_rank, f"rank {lost_rank}"), what, text)
 
     def _lose_rank(self, rank: Rank, what: str, details: str = "") -> None:
         if not self.elasticity.survive(rank, what, details):

@@ -4,12 +4,17 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eprt.diagnostics.log.standing import Standing
 from eprt.engine.outputs import EngineStats
 from eprt.serve.ranks import messages as msg
+
+_COMPUTES = 0.2  # of a core
+_PROCESS_STATES = {"T": "stopped", "t": "traced", "D": "disk", "Z": "ended", "X": "ended"}  # as in proc(5)
 
 
 @dataclass(slots=True)
@@ -24,7 +29,10 @@ class Rank:
     stats: EngineStats | None = None  # the latest
     waits: msg.WaitTotals | None = None  # the latest
     routing: asyncio.Future | None = None  # of the RoutingReply that was asked for last
-    heard_s: float = field(default_factory=time.monotonic)  # of its latest message
+    heard_s: float = field(default_factory=time.monotonic)  # of its latest message, heartbeats apart
+    beat: msg.Heartbeat | None = None  # the latest
+    beat_s: float = field(default_factory=time.monotonic)  # when it came
+    computes: bool = False  # between the latest two its process used a core
     left: bool = False  # it said Bye
     lost: bool = False  # it went without a Bye
     pidfd: int = -1  # its process, where it runs on this host; -1: not watched
@@ -34,6 +42,31 @@ class Rank:
 
     def send(self, *messages: msg.ToRank) -> None:
         self.transport.write(b"".join(map(msg.pack, messages)))
+
+    def on_beat(self, beat: msg.Heartbeat) -> None:
+        now_s = time.monotonic()
+        if self.beat is not None:
+            self.computes = beat.cpu_s - self.beat.cpu_s > _COMPUTES * (now_s - self.beat_s)
+        self.beat, self.beat_s = beat, now_s
+
+    def standing(self, now_s: float) -> Standing:
+        """What its latest heartbeat says of this time."""
+        heard_s, beat = max(0.0, now_s - self.beat_s), self.beat
+        if beat is None:
+            return Standing(heard_s)
+        if beat.waits_for is not None:
+            return Standing(heard_s, beat.waits_for, beat.call, beat.waited_s + heard_s)
+        return Standing(heard_s, state="asleep" if beat.asleep else "computes" if self.computes else "steps")
+
+    def process_state(self) -> str:
+        """One of PROCESS_STATES where its process stands still, as far as this host's kernel knows it; else ""."""
+        return _PROCESS_STATES.get(self._state_letter(), "") if self.host == socket.gethostname() else ""
+
+    def _state_letter(self) -> str:
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return ""
 
     def watch_process(self) -> None:
         """From now on kill() and is_stopped() know the process, which must run on this host."""
@@ -54,10 +87,5 @@ class Rank:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its process stands still: by SIGSTOP, not by a debugger or for lack of a core."""
-        if self.pidfd < 0:
-            return False
-        try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-        except OSError:
-            return False
+        """Whether its process, which is watched, stands still: by SIGSTOP, not by a debugger or for lack of a core."""
+        return self.pidfd >= 0 and self._state_letter() == "T"

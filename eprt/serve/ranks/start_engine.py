@@ -14,6 +14,7 @@ from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.channel import Channel
 from eprt.serve.ranks.join_door import fingerprint
 from eprt.serve.ranks.loading import loading_progress
+from eprt.serve.ranks.usage_meter import gpu_name
 
 _log = logging.getLogger(__name__)
 
@@ -100,5 +101,6 @@ def _info(engine) -> msg.EngineInfo:
         spare_experts=engine.config.spare_experts,
         expert_bytes=max((layer.pool.expert_bytes for layer in moe_layers), default=0),
         terms=_terms(engine),
+        gpu=gpu_name(engine),
         page_owner="" if engine.handoff.source is None else engine.handoff.source.owner,
     )

@@ -15,7 +15,10 @@ from eprt.engine.outputs import HandoffEvent, StepResult, TokenOutput
 from eprt.serve.options import OptionError, ServeOptions
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.channel import Channel, FrontendLostError
+from eprt.serve.ranks.heartbeat import HeartbeatThread
 from eprt.serve.ranks.start_engine import load
+from eprt.serve.ranks.usage_meter import UsageMeter
+from eprt.serve.ranks.wait_totals import wait_totals
 
 _log = logging.getLogger(__name__)
 
@@ -38,10 +41,14 @@ class Worker:
     Args:
         window_s: of the diagnosis.
         survives: whether the others go on where a rank is lost; else its loss ends run() with RankLostError.
+        usage: what is told with the waits.
     """
 
-    def __init__(self, engine, channel: Channel, window_s: float, survives: bool = False):
-        self._engine, self._channel = engine, channel
+    def __init__(
+        self, engine, channel: Channel, window_s: float, survives: bool = False, usage: UsageMeter | None = None
+    ):
+        self._engine, self._channel, self._usage = engine, channel, usage
+        self.asleep = True  # waits for requests, or for the frontend: in no step
         self._stats_period_s = min(_STATS_PERIOD_S, window_s / 4)
         self._seen_seq = 0
         self._stopping = False
@@ -104,7 +111,10 @@ class Worker:
     def _receive(self, timeout_s: float | None) -> list[msg.ToRank]:
         """What has arrived, amid a step too."""
         early, self._early = self._early, []
-        return early + self._channel.receive(0 if early else timeout_s)
+        self.asleep = timeout_s != 0
+        messages = self._channel.receive(0 if early else timeout_s)
+        self.asleep = False
+        return early + messages
 
     def _sleep(self) -> bool:
         """Blocks until the frontend numbers a new request (True), or something smaller has happened (False)."""
@@ -258,9 +268,12 @@ class Worker:
         self._was_migrating = migrating
         if wants_stats:
             self._next_stats_s = now_s + self._stats_period_s
-            self._channel.send(msg.StepReport(outputs, self._engine.stats(), wait_totals(self._engine)))
+            self._channel.send(msg.StepReport(outputs, self._engine.stats(), self._waits()))
         elif outputs:
             self._channel.send(msg.StepReport(outputs))
+
+    def _waits(self) -> msg.WaitTotals | None:
+        return wait_totals(self._engine, self._usage)
 
     def _check_integrity(self) -> None:
         """No request runs on any rank: every page, row and request must be accounted for."""
@@ -274,28 +287,6 @@ def _handoff_message(event: HandoffEvent) -> msg.Held | msg.Arrived:
     if event.held is not None:
         return msg.Held(event.request_id, event.held)
     return msg.Arrived(event.request_id, event.num_pulled, event.error)
-
-
-def wait_totals(engine) -> msg.WaitTotals | None:
-    """None where no rank waits for another: one rank, or a model without experts."""
-    model, migrator, steps = engine.model, engine.migrator, engine.step_waits
-    counted = model.exchange.recent_stats()
-    if counted is None:
-        return None
-    return msg.WaitTotals(
-        num_calls=counted.num_calls,
-        dispatch_wait_us=(steps.wait_us_N + counted.dispatch_wait_us_N).tolist(),  # late to a step: to its dispatch
-        combine_wait_us=counted.combine_wait_us_N.tolist(),
-        recv_tokens=counted.recv_tokens_N.tolist(),
-        sent_tokens=counted.sent_tokens_N.tolist(),
-        compute_us=counted.compute_us,
-        slots=msg.SlotTotals(
-            epoch=migrator.epoch if migrator is not None else 0,
-            expert_of_slot=[list(layer.expert_of_slot) for layer in model.moe_layers()],
-            rows=model.expert_load(),
-        ),
-        blocked_us=None if counted.blocked_us is None else steps.blocked_us + counted.blocked_us,
-    )
 
 
 def inject(faults: Sequence[str], engine):
@@ -322,7 +313,11 @@ def serve(options: ServeOptions, group, channel: Channel, first_rank: int = 0) -
         engine = load(options, group, channel, first_rank)
         channel.catch_signals(STOP_SIGNALS)
         with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
-            all_left = Worker(engine, channel, options.diagnose_window_s, options.max_lost_ranks > 0).run()
+            usage = UsageMeter(engine)
+            worker = Worker(engine, channel, options.diagnose_window_s, options.max_lost_ranks > 0, usage)
+            waits = (lambda: group.current_wait, engine.model.exchange.current_wait)
+            with HeartbeatThread(channel, lambda: worker.asleep, waits, usage.sample_clock):
+                all_left = worker.run()
         channel.send(msg.Bye())
         channel.send_rest(timeout_s=5)
         if not all_left:
@@ -340,9 +335,11 @@ def serve(options: ServeOptions, group, channel: Channel, first_rank: int = 0) -
 
 
 def _fatal(error: Exception) -> msg.Fatal:
-    from eprt.ep.errors import RankLostError
+    from eprt.ep.errors import EPTimeoutError, RankLostError
 
-    return msg.Fatal(_describe(error), lost_rank=error.lost if isinstance(error, RankLostError) else None)
+    if isinstance(error, EPTimeoutError):
+        return msg.Fatal(_describe(error), error.peer, hung=True)
+    return msg.Fatal(_describe(error), error.lost if isinstance(error, RankLostError) else None)
 
 
 def _describe(error: Exception) -> str:

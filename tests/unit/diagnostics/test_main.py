@@ -44,7 +44,7 @@ def test_exit_status_and_json(tmp_path, capsys):
     }
     assert main([str(tmp_path / "late"), "--json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert set(finding) == {
+    assert list(finding) == [
         "kind",
         "rank",
         "src",
@@ -60,10 +60,28 @@ def test_exit_status_and_json(tmp_path, capsys):
         "nodes",
         "tier",
         "members",
-    }
+        "host",
+        "pid",
+        "gpu",
+        "t_start",
+        "t_end",
+        "active",
+        "burst",
+        "cost",
+    ]
     assert main([str(tmp_path / "late"), "--text"]) == 1
     text = capsys.readouterr().out
     assert "column rank 3" in text and "8 ranks, 6 windows" in text
+
+
+def test_only_what_lasts_is_status_1_unless_it_is_asked_what_ever_was(tmp_path, capsys):
+    write_records(tmp_path, synthetic_records(8, 12, faults=[late(3, windows=(2, 6))]))
+    assert main([str(tmp_path), "--json"]) == 0
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["rank"], finding["active"]) == (3, False)
+    assert main([str(tmp_path), "--text", "--ever"]) == 1
+    assert "column rank 3" in capsys.readouterr().out
+    assert main([str(tmp_path), "--json", "--windows", "0-6"]) == 1, "it lasted then"
 
 
 def test_unreadable_input_is_status_2(tmp_path, capsys):

@@ -11,6 +11,7 @@ from eprt.serve.diagnosis.collector import Collector
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.diagnosis.metrics import DiagnosisCollector
 from eprt.serve.ranks.messages import SlotTotals, WaitTotals
+from eprt.serve.ranks.rank import Rank
 
 N = 6
 INFO: Any = SimpleNamespace(node_of_rank=(0,) * N, moe_layers=(1, 2))
@@ -47,6 +48,11 @@ def totals(window: int, slow: int | None = None, since: int = 0) -> dict[int, Wa
         )
         for i in range(N)
     }
+
+
+def members(totals_of: dict[int, WaitTotals]) -> list[Rank]:
+    """Ranks that have reported these totals."""
+    return [Rank(rank, 100 + rank, "host", cast(Any, None), waits=waits) for rank, waits in totals_of.items()]
 
 
 def close(diagnosis: Diagnosis, *windows: dict[int, WaitTotals]) -> dict[str, Any]:

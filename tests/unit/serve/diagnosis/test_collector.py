@@ -1,5 +1,12 @@
 """Windows cut from running totals: what is late, missing, or too little."""
 
+import time
+from dataclasses import replace
+
+import msgspec
+import pytest
+from eprt.diagnostics.log.standing import RankProcess, Standing
+
 from eprt.serve.diagnosis.collector import Collector
 from eprt.serve.ranks.messages import WaitTotals
 from tests.unit.serve.diagnosis.cases import INFO, N, totals
@@ -57,3 +64,86 @@ def test_windows_do_not_span_a_change_of_the_ranks():
     back = collector.close_window({**totals(5), 3: totals(1)[3]})
     assert back is not None and {record.num_calls for record in back.records} == {100}, "a new process counts from 0"
     assert len(back.records) == N
+
+
+def wait_for(peer: int, seconds: float, call: str = "dispatch") -> Standing:
+    return Standing(0.1, peer, call, seconds)
+
+
+def test_a_wait_belongs_to_the_window_in_which_it_lasts_and_is_counted_once():
+    collector = Collector(INFO.node_of_rank, INFO.moe_layers, since_s=1.0)
+    first = collector.close_window(totals(1), waiting={0: wait_for(3, 2.0), 1: wait_for(3, 1.0, "combine")})
+    assert first is not None
+    plain = Collector(INFO.node_of_rank, INFO.moe_layers, since_s=1.0).close_window(totals(1))
+    assert plain is not None
+    assert first.records[0].dispatch_wait_us[3] == plain.records[0].dispatch_wait_us[3] + 2e6
+    assert first.records[1].combine_wait_us[3] == plain.records[1].combine_wait_us[3] + 1e6
+    assert first.records[2] == replace(plain.records[2], t_start=first.records[2].t_start, t_end=first.records[2].t_end)
+    ended = totals(2)
+    ended[0].dispatch_wait_us[3] += 5e6  # it lasted three seconds more
+    second = collector.close_window(ended)
+    assert second is not None and second.records[0].dispatch_wait_us[3] == pytest.approx(3e6 + 500, rel=0.01)
+    assert second.records[1].combine_wait_us[3] == 0, "it was broken off and never counted"
+
+
+def test_a_window_without_calls_lasts_as_long_as_ranks_wait():
+    collector = Collector(INFO.node_of_rank, INFO.moe_layers, since_s=1.0)
+    assert collector.close_window(totals(0), waiting={0: wait_for(3, 2.0)}) is None
+    after = collector.close_window(totals(1))
+    assert after is not None and after.records[0].t_start == 1.0
+
+
+def test_while_a_rank_holds_the_others_up_windows_end_and_have_a_record_of_each_rank(monkeypatch):
+    collector = Collector(INFO.node_of_rank, INFO.moe_layers)
+    collector.processes = {3: RankProcess("h", 7)}
+    collector.close_window(totals(1))
+    now_s = time.time()
+    monkeypatch.setattr("eprt.serve.diagnosis.collector.time.time", lambda: now_s)
+    now_s += 9
+    standings = {rank: wait_for(3, 2.0) for rank in range(N)} | {3: Standing(2.5)}
+    waiting = {rank: stood for rank, stood in standings.items() if rank != 3}
+    hung = collector.close_window(totals(1), waiting=waiting, standings=standings)
+    assert hung is not None and hung.silent == () and [r.rank for r in hung.records] == list(range(N))
+    assert {r.num_calls for r in hung.records} == {0} and collector.window == 2
+    assert [r.standing for r in hung.records] == [standings[rank] for rank in range(N)]
+    assert hung.records[0].dispatch_wait_us[3] == pytest.approx(2e6) and hung.records[3].process == RankProcess("h", 7)
+    now_s += 9
+    later = {rank: wait_for(3, 5.0) for rank in waiting}
+    again = collector.close_window(totals(1), waiting=later, standings={**later, 3: Standing(5.5)})
+    assert again is not None and again.records[0].dispatch_wait_us[3] == pytest.approx(3e6)
+    assert again.records[0].t_start == hung.records[0].t_end
+
+
+def test_no_window_holds_more_of_a_wait_than_time(monkeypatch):
+    """A heartbeat tells of a wait half a second late: the window in which it began may have ended."""
+    collector = Collector(INFO.node_of_rank, INFO.moe_layers)
+    now_s = time.time()
+    monkeypatch.setattr("eprt.serve.diagnosis.collector.time.time", lambda: now_s)
+    collector.close_window(totals(1))
+    now_s += 1.5
+    hung = collector.close_window(totals(1), waiting={0: wait_for(3, 2.0)}, standings={0: wait_for(3, 2.0)})
+    assert hung is not None and hung.records[0].dispatch_wait_us[3] == pytest.approx(1.5e6)
+    now_s += 1.0
+    ended = totals(2)
+    ended[0].dispatch_wait_us[3] += 2.5e6
+    rest = collector.close_window(ended)
+    assert rest is not None and rest.records[0].dispatch_wait_us[3] == pytest.approx(0.5e6, rel=0.01)
+
+
+def test_a_rank_that_has_reported_nothing_yet_has_a_record_too():
+    collector = Collector(INFO.node_of_rank, INFO.moe_layers)
+    some = {rank: total for rank, total in totals(1).items() if rank != 3}
+    hung = collector.close_window(some, standings={rank: Standing(2.5) for rank in range(N)})
+    assert hung is not None and {r.rank: r.num_calls for r in hung.records}[3] == 0
+
+
+def test_usage_is_cut_into_windows():
+    collector = Collector(INFO.node_of_rank, INFO.moe_layers)
+
+    def used(window: int) -> dict[int, WaitTotals]:
+        usage = {"cpu_us": 5.0 * window, "steps": 2.0 * window}
+        return {rank: msgspec.structs.replace(total, usage=usage) for rank, total in totals(window).items()}
+
+    first, second = collector.close_window(used(1)), collector.close_window(used(3))
+    assert first is not None and first.records[0].usage == {"cpu_us": 5, "steps": 2}
+    assert second is not None and second.records[0].usage == {"cpu_us": 10, "steps": 4}

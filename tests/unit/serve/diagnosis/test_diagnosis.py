@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eprt.diagnostics import Report, WindowWriter, rank_speeds, read_log
+from eprt.diagnostics import Report, WindowWriter, analyse, rank_speeds, read_log
 
 from eprt.serve.diagnosis.diagnosis import Diagnosis
-from tests.unit.serve.diagnosis.cases import INFO, N, close, continued, metrics, totals
+from eprt.serve.ranks.messages import Heartbeat
+from tests.unit.serve.diagnosis.cases import INFO, N, close, continued, members, metrics, totals
 
 
 def test_slow_rank_is_found_and_logged(tmp_path):
@@ -40,9 +41,7 @@ def test_the_first_window_is_as_long_as_its_calls_took(tmp_path):
     """It began when no rank had told anything yet, not when it is closed."""
     roster = SimpleNamespace(number=0)
     silent: Any = SimpleNamespace(members=[], infos=[], roster=roster)
-    telling: Any = SimpleNamespace(
-        members=[SimpleNamespace(rank=i, waits=waits) for i, waits in totals(1).items()], infos=[INFO], roster=roster
-    )
+    telling: Any = SimpleNamespace(members=members(totals(1)), infos=[INFO], roster=roster)
 
     async def go() -> tuple[float, float]:
         diagnosis = Diagnosis(N, str(tmp_path))
@@ -178,13 +177,13 @@ def test_findings_are_of_one_view(tmp_path):
     async def go() -> None:
         diagnosis = Diagnosis(N, str(tmp_path))
         for window in range(1, 6):
-            pool.members = [SimpleNamespace(rank=i, waits=waits) for i, waits in totals(window, slow=3).items()]
+            pool.members = members(totals(window, slow=3))
             await diagnosis.close_pool_window(pool)
         assert len(diagnosis.records(-1)) == 5 * N
         pool.roster.number = 1
         await diagnosis.close_pool_window(pool)
         assert diagnosis.records(-1) == []
-        pool.members = [SimpleNamespace(rank=i, waits=waits) for i, waits in totals(6, slow=3).items()]
+        pool.members = members(totals(6, slow=3))
         await diagnosis.close_pool_window(pool)
         assert {record.num_calls for record in diagnosis.records(-1)} == {100}
 
@@ -198,9 +197,108 @@ def test_a_rank_that_was_lost_before_the_first_window_is_not_silent(tmp_path, ca
     async def go() -> None:
         diagnosis = Diagnosis(N, str(tmp_path))
         for window in (1, 2):
-            pool.members = [SimpleNamespace(rank=rank, waits=totals(window)[rank]) for rank in left]
+            pool.members = members({rank: totals(window)[rank] for rank in left})
             await diagnosis.close_pool_window(pool)
         assert diagnosis.num_windows == 1 and diagnosis.silent == ()
 
     asyncio.run(go())
     assert "silent" not in caplog.text
+
+
+class HungPool:
+    """A pool whose rank 3 was stopped some seconds ago, while all others waited for it; nothing has moved since."""
+
+    def __init__(self, monkeypatch):
+        self.now_s = 1000.0
+        monkeypatch.setattr("eprt.serve.ranks.rank.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("eprt.serve.diagnosis.hang_watch.time.monotonic", lambda: self.now_s)
+        self.infos, self.members = [INFO], members(totals(2))
+        for rank in self.members:
+            rank.on_beat(Heartbeat(False, 0.0))
+        self.roster = SimpleNamespace(number=0, members=range(N), changing=False)
+
+    def beat(self, seconds: float) -> None:
+        """seconds: for which rank 3 has stood still."""
+        for rank in self.members:
+            if rank.rank != 3:
+                rank.on_beat(Heartbeat(False, 0.0, 3, "dispatch", seconds))
+
+    async def look(self, diagnosis: Diagnosis, seconds: float) -> None:
+        self.beat(seconds)
+        for _ in range(3):  # more often than a look is late
+            self.now_s += 0.3
+            await diagnosis.look_for_hangs(self)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def hung(monkeypatch) -> HungPool:
+    return HungPool(monkeypatch)
+
+
+def test_a_hang_is_a_finding_in_the_metrics_and_in_the_log_while_it_lasts(tmp_path, caplog, hung):
+    diagnosis = Diagnosis(N, str(tmp_path))
+
+    async def go() -> None:
+        await diagnosis.close_window(totals(1), INFO)
+        await diagnosis.look_for_hangs(hung)  # type: ignore[arg-type]
+        assert diagnosis.findings()["findings"] == []
+        version = diagnosis.version
+        hung.now_s += 0.9
+        await hung.look(diagnosis, 1.0)
+        await hung.look(diagnosis, 2.0)
+        (finding,) = diagnosis.findings()["findings"]
+        assert (finding["kind"], finding["rank"], finding["active"], finding["t_end"]) == ("hang", 3, True, None)
+        assert (finding["host"], finding["pid"], finding["cost"]["lost"]) == ("host", 103, 1.0)
+        assert diagnosis.version != version, "the page is told"
+        shown = metrics(diagnosis)
+        assert shown['eprt_rank_silent{rank="3"}'] == 1 and shown['eprt_rank_silent{rank="0"}'] == 0
+        assert shown['eprt_findings{cause="unknown",kind="hang"}'] == 1
+        assert (
+            shown['eprt_rank_heartbeat_age_seconds{rank="3"}'] > 2 > shown['eprt_rank_heartbeat_age_seconds{rank="0"}']
+        )
+        await diagnosis.close_pool_window(hung, is_last=True)  # type: ignore[arg-type]
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(go())
+    (said,) = [r.message for r in caplog.records]
+    assert said.startswith("diagnosis: rank 3 (pid 103, host host) hangs: rank 3 has given no heartbeat for ")
+    report = analyse(tmp_path)
+    assert [(f.kind, f.rank, f.active) for f in report.findings] == [("hang", 3, True)] and not report.problems
+    ends = [(r.t_start, r.t_end) for r in read_log(tmp_path).records if r.rank == 0]
+    assert [end for _, end in ends[:-1]] == [begin for begin, _ in ends[1:]], "windows leave no gap"
+
+
+def test_a_hang_that_is_over_is_said_and_stays_a_past_finding(caplog, hung):
+    diagnosis = Diagnosis(N)
+
+    async def go() -> None:
+        await diagnosis.close_window(totals(1), INFO)
+        for seconds in (0.1, 1.0, 2.0, 3.0):
+            await hung.look(diagnosis, seconds)
+        for rank in hung.members:
+            rank.on_beat(Heartbeat(False, 0.0))
+        await diagnosis.look_for_hangs(hung)  # type: ignore[arg-type]
+        await diagnosis.wait_analysed()
+        await diagnosis.close_window(totals(4), INFO)
+        await diagnosis.wait_analysed()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(go())
+    assert "goes on after" in caplog.records[-1].message
+    (finding,) = diagnosis.findings()["findings"]
+    assert (finding["kind"], finding["rank"], finding["active"]) == ("hang", 3, False) and finding["t_end"] is not None
+    assert metrics(diagnosis)['eprt_rank_silent{rank="3"}'] == 0
+
+
+def test_a_new_view_knows_no_hang(hung):
+    diagnosis = Diagnosis(N)
+
+    async def go() -> None:
+        for seconds in (0.1, 1.0, 2.0, 3.0):
+            await hung.look(diagnosis, seconds)
+        assert diagnosis.live_hangs()
+        hung.roster.number = 1
+        await diagnosis.close_pool_window(hung)  # type: ignore[arg-type]
+        assert not diagnosis.live_hangs()
+
+    asyncio.run(go())

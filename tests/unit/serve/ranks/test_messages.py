@@ -51,12 +51,13 @@ TO_FRONTEND = [
     messages.Ready(INFO),
     messages.StepReport([TokenOutput("1", 5, -0.5, ((5, -0.5),), "stop", ((-1.0, (), 4),), 2)], STATS),
     messages.StepReport(
-        [], STATS, WaitTotals(1, [0.0], [0.0], [1], [1], 2.0, messages.SlotTotals(0, [[0]], [[5]]), 0.5)
+        [], STATS, WaitTotals(1, [0.0], [0.0], [1], [1], 2.0, messages.SlotTotals(0, [[0]], [[5]]), 0.5, {"steps": 3})
     ),
+    messages.Heartbeat(False, 3.5, 1, "dispatch", 0.4),
     messages.RoutingReply((1, 2, 1), 1, b"ab", b"12345678"),
     messages.Drain("SIGTERM"),
     messages.BrokenInvariant("a page"),
-    messages.Fatal("a NaN", 1),
+    messages.Fatal("a NaN", 1, True),
     messages.Lost(1, True, "waited 30 s"),
     messages.Suspended(1, [[0, 1]], 6, 1),
     messages.Resumed(1),
