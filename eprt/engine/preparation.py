@@ -34,12 +34,12 @@ class Preparation:
 
     def add_request(self, request: Request) -> None:
         """ValueError if its id is in use."""
+        if request.request_id in self._waiting or self._scheduler.has_request(request.request_id):
+            raise ValueError(f"request id {request.request_id!r} is already in use on this rank")
         outputs = request.params.structured_outputs
         if outputs is None:
             self._scheduler.add_request(request)
             return
-        if request.request_id in self._waiting:
-            raise ValueError(f"request id {request.request_id!r} is already in use on this rank")
         self._waiting[request.request_id] = request, self._thread.submit(self._grammars.compile, outputs)
 
     def drop_request(self, request_id: str) -> bool:

@@ -76,6 +76,9 @@ class Scheduler:
     def has_requests(self) -> bool:
         return bool(self._requests)
 
+    def has_request(self, request_id: str) -> bool:
+        return request_id in self._requests
+
     # -- arrivals and departures --
 
     def add_request(self, request: Request, arrived: bool = False) -> None:
