@@ -19,6 +19,7 @@
 #include "cpu/isa.h"
 #include "cpu/mla.h"
 #include "cpu/rowwise.h"
+#include "cpu/token_mask.h"
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -143,6 +144,23 @@ void draw(Tensor logits_XV, Tensor row_Y, Tensor temperature_Y, Tensor min_p_Y, 
               .rows = row_Y.size(0),
               .vocab = logits_XV.size(1),
               .num_threads = static_cast<int>(num_threads)});
+}
+
+void mask_tokens(Tensor logits_XV, Tensor bits_YB, Tensor row_Y, int64_t num_threads) {
+  const auto* row = static_cast<const int64_t*>(row_Y.data_ptr());
+  const int64_t rows = row_Y.numel(), vocab = logits_XV.size(1), bytes = bits_YB.size(1);
+  STD_TORCH_CHECK(bits_YB.size(0) == rows && bytes % 4 == 0 && bytes * 8 >= vocab, "mask_tokens: shapes differ");
+  for (int64_t i = 0; i < rows; ++i) {
+    STD_TORCH_CHECK(row[i] >= 0 && row[i] < logits_XV.size(0), "mask_tokens: row_Y[", i, "] is ", row[i]);
+  }
+  eprt::mask_tokens({.logits = static_cast<float*>(logits_XV.data_ptr()),
+                     .logits_row = logits_XV.stride(0),
+                     .words = static_cast<const uint32_t*>(bits_YB.data_ptr()),
+                     .words_per_row = bytes / 4,
+                     .row = row,
+                     .rows = rows,
+                     .vocab = vocab,
+                     .num_threads = static_cast<int>(num_threads)});
 }
 
 // ---- row-wise -------------------------------------------------------------------------------------------------------
@@ -330,6 +348,7 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def(
       "draw(Tensor logits_XV, Tensor row_Y, Tensor temperature_Y, Tensor min_p_Y, Tensor top_k_Y, Tensor top_p_Y, "
       "Tensor u_Y, Tensor(a!) token_Y, int num_threads) -> ()");
+  m.def("mask_tokens(Tensor(a!) logits_XV, Tensor bits_YB, Tensor row_Y, int num_threads) -> ()");
   m.def("rms_norm(Tensor x_TH, Tensor weight_H, float eps, Tensor(a!) out_TH, int num_threads) -> ()");
   m.def(
       "add_rms_norm(Tensor x_TH, Tensor residual_TH, Tensor weight_H, float eps, Tensor(a!) out_TH, Tensor(b!) sum_TH, "
@@ -353,6 +372,7 @@ STABLE_TORCH_LIBRARY(eprt, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(eprt, CPU, m) {
   m.impl("draw", TORCH_BOX(&draw));
+  m.impl("mask_tokens", TORCH_BOX(&mask_tokens));
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
   m.impl("silu_mul", TORCH_BOX(&silu_mul));

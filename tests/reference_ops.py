@@ -154,6 +154,15 @@ def _largest(x: Tensor, k: int) -> Tensor:
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :k]
 
 
+def mask_tokens(logits_XV: Tensor, bits_YB: Tensor, row_Y: Tensor) -> Tensor:
+    """A copy of the logits, changed."""
+    logits_XV = logits_XV.clone()
+    allowed_YV = np.unpackbits(bits_YB.numpy(), axis=1, count=logits_XV.shape[1], bitorder="little")
+    for row, allowed_V in zip(row_Y.tolist(), allowed_YV):
+        logits_XV[row, torch.from_numpy(allowed_V == 0)] = -torch.inf
+    return logits_XV
+
+
 def draw(logits_XV: Tensor, row_Y: np.ndarray, *, u: np.ndarray, **truncation: np.ndarray) -> Tensor:
     cdf_YV = draw_probs(logits_XV[torch.from_numpy(row_Y)], **truncation).cumsum(dim=-1, dtype=torch.float64)
     # The first token whose cumulative probability exceeds u: never one of probability 0.

@@ -12,7 +12,7 @@ import numpy as np
 
 from eprt.engine.bad_words import BadWords
 from eprt.engine.request import Request
-from eprt.engine.token_matcher import TokenMatcher
+from eprt.engine.row_matchers import RowMatchers
 
 SAMPLING_DTYPE = np.dtype(
     [
@@ -79,7 +79,7 @@ class BatchRows:
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.allowed: dict[int, np.ndarray] = {}  # of the rows with allowed_token_ids: these, int64
         self.bad_words: dict[int, BadWords] = {}  # of the rows with bad words
-        self.matchers: dict[int, TokenMatcher] = {}  # of the rows with a grammar
+        self.matchers = RowMatchers(num_rows)  # of the rows with a grammar
         self._unused = list(range(num_rows - 1, -1, -1))
 
     def assign_row(self, request: Request) -> None:
@@ -98,7 +98,7 @@ class BatchRows:
         self._fill_stops(row, request)
         self._fill_sampling(row, request)
         if request.grammar is not None:
-            self.matchers[row] = TokenMatcher(request.grammar.deep_copy(), row, request.params.ignore_eos)
+            self.matchers.assign_row(row, request.grammar.deep_copy(), request.params.ignore_eos)
 
     def append_page(self, request: Request, page: int) -> None:
         self.page_table_MP[request.row, len(request.pages)] = page
@@ -130,8 +130,9 @@ class BatchRows:
         row = request.row
         self.holder_M[row] += 1
         request.tokens_L = self.tokens_ML[row, : self.length_M[row]].copy()
-        for of_row in (self.counts, self.bias, self.allowed, self.bad_words, self.matchers):
+        for of_row in (self.counts, self.bias, self.allowed, self.bad_words):
             of_row.pop(row, None)
+        self.matchers.release_row(row)
         self._unused.append(row)
         request.row = -1
 

@@ -376,12 +376,10 @@ class Engine:
     def close(self) -> None:
         """Frees what the engine made, the model included if it loaded it. Collective. The group stays its owner's."""
         self.ended_by, self._can_resume = self.ended_by or "this engine is closed", False
-        self.membership.close()
+        for part in (self._masks, self._preparation, self.membership):
+            part.close()
         if self._owns_model:
             self.model.close()
-        if self.migrator is not None:
-            self.migrator.close()
-        self._headers.close()
-        self.handoff.close()
-        if self._router is not None:
-            self._router.close()
+        for part in (self.migrator, self._headers, self.handoff, self._router):
+            if part is not None:
+                part.close()

@@ -32,7 +32,6 @@ _NUM_KEPT = 256
 # name the next, which the compiler follows by recursion).
 _LONGEST = 256_000
 _STACK_BYTES = 256 << 20
-_LARGE_MASKS = 1 << 18  # bytes of a step's masks from which several threads make them
 # Besides, llguidance bounds the work on a grammar: some 100 ms to compile it, some 15 ms for one mask.
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 
@@ -121,42 +120,57 @@ class Grammars:
 
     # -- what masks are made with --
 
-    def fill_masks(self, jobs: Sequence[tuple[llguidance.LLMatcher, int]], bits_YB: np.ndarray) -> None:
-        """Writes the mask of each matcher's place into the row of bits_YB beside it."""
-        num_bytes = bits_YB.shape[1]
-        if bits_YB.nbytes >= _LARGE_MASKS:
-            self._executor.unsafe_compute_mask_ptr(list(jobs), bits_YB.ctypes.data, num_bytes, len(bits_YB))
+    def match_tokens(self, jobs: list[tuple[llguidance.LLMatcher, int]], in_threads: bool) -> None:
+        """Gives each matcher a token. One that does not fit is an error of the matcher."""
+        if in_threads:
+            self._executor.consume_token_par(jobs)
             return
-        start = bits_YB.ctypes.data
-        for matcher, row in jobs:  # handing them to other threads would take longer
+        for matcher, token_id in jobs:
+            matcher.consume_token(token_id)
+
+    def fill_masks(self, jobs: list[tuple[llguidance.LLMatcher, int]], bits_YB: np.ndarray, in_threads: bool) -> None:
+        """Writes the mask of each matcher's place into the row of bits_YB beside it. in_threads: by several, while the
+        interpreter runs something else; for small masks handing them over takes longer than making them."""
+        start, num_bytes = bits_YB.ctypes.data, bits_YB.shape[1]
+        if in_threads:
+            self._executor.unsafe_compute_mask_ptr(jobs, start, num_bytes, len(bits_YB))
+            return
+        for matcher, row in jobs:
             matcher.unsafe_compute_mask_ptr(start + row * num_bytes, num_bytes)
 
     def fill_draft_masks(
-        self, jobs: Sequence[tuple[llguidance.LLMatcher, int, list[int]]], bits_YB: np.ndarray
+        self, jobs: list[tuple[llguidance.LLMatcher, int, list[int]]], bits_YB: np.ndarray, in_threads: bool
     ) -> None:
         """The same, and behind each row those of the places behind the drafts, as far as these fit the grammar."""
-        self.fill_masks([(matcher, row) for matcher, row, drafts in jobs if not drafts], bits_YB)
+        plain = [(matcher, row) for matcher, row, drafts in jobs if not drafts]
+        if plain:
+            self.fill_masks(plain, bits_YB, in_threads)
         drafted = [job for job in jobs if job[2]]
-        if drafted:
-            where = bits_YB.ctypes.data, bits_YB.shape[1], len(bits_YB)
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
+        start, num_bytes = bits_YB.ctypes.data, bits_YB.shape[1]
+        if drafted and in_threads:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, start, num_bytes, len(bits_YB))
+            return
+        for matcher, row, drafts in drafted:
+            matcher.unsafe_compute_mask_ptr_with_draft_token(  # type: ignore[attr-defined]  # llguidance's stubs lack it
+                start + row * num_bytes, num_bytes, drafts
+            )
 
     @cached_property
     def _executor(self) -> llguidance.LLExecutor:
         """Its threads run beside those of the forward pass."""
         return llguidance.LLExecutor(num_threads=max(1, min(4, len(os.sched_getaffinity(0)) - 1)))
 
-    @property
+    @cached_property
     def mask_bytes(self) -> int:
         """Of one mask. llguidance writes words of 32 bits."""
         return 4 * -(-self._ll_tokenizer.vocab_size // 32)
 
     @cached_property
-    def not_eos_B(self) -> np.ndarray:
-        """uint8: a mask of all tokens but those that end a completion."""
-        mask_B = np.full(self.mask_bytes, 0xFF, dtype=np.uint8)
+    def eos_B(self) -> np.ndarray:
+        """uint8: a mask of the tokens that end a completion."""
+        mask_B = np.zeros(self.mask_bytes, dtype=np.uint8)
         for token_id in self._eos_token_ids:
-            mask_B[token_id // 8] &= 0xFF ^ (1 << token_id % 8)
+            mask_B[token_id // 8] |= 1 << token_id % 8
         return mask_B
 
 

@@ -21,7 +21,6 @@ Suffixes: X rows of logits, V vocabulary, Y a subset of the rows.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
@@ -36,6 +35,7 @@ from eprt.engine.schedule import Drafts, SampledTokens
 from eprt.engine.token_bans import apply_bans
 from eprt.gpu.readback import HostSnapshot
 from eprt.gpu.upload import upload
+from eprt.ops import mask_tokens
 from eprt.ops.draw import draw
 
 
@@ -82,7 +82,7 @@ def launch(
         position_X += drafts.offset_X
     apply_bans(logits_XV, row_X, position_X, rows, last_token_M)
     if masks is not None:
-        _apply_masks(logits_XV, masks)
+        mask_tokens(logits_XV, *upload([masks.bits_YB, masks.index_Y], logits_XV.device))
     value_X, token_X = logits_XV.max(dim=-1)
     token_X = torch.where(value_X.isfinite(), token_X, -1)
     drawn = np.flatnonzero(params_X["temperature"])
@@ -140,26 +140,6 @@ def _apply_bias(logits_XV: Tensor, row_X: np.ndarray, params_X: np.ndarray, rows
     for i in np.flatnonzero(params_X["has_bias"]).tolist():
         token_ids, bias = upload(rows.bias[int(row_X[i])], logits_XV.device)
         logits_XV[i, token_ids] += bias
-
-
-def _apply_masks(logits_XV: Tensor, masks: Masks) -> None:
-    num_tokens = logits_XV.shape[1]
-    if logits_XV.is_cuda:
-        bytes_YB, index_Y = upload([masks.bits_YB, masks.index_Y], logits_XV.device)
-        forbidden_YV = _forbidden_by_byte(logits_XV.device)[bytes_YB.int()].flatten(1)[:, :num_tokens]
-    else:
-        allowed_YV = np.unpackbits(masks.bits_YB, axis=1, count=num_tokens, bitorder="little")
-        forbidden_YV, index_Y = torch.from_numpy(allowed_YV == 0), torch.from_numpy(masks.index_Y)
-    if len(index_Y) == len(logits_XV):
-        logits_XV.masked_fill_(forbidden_YV, -torch.inf)
-    else:
-        logits_XV[index_Y] = logits_XV[index_Y].masked_fill_(forbidden_YV, -torch.inf)
-
-
-@cache
-def _forbidden_by_byte(device: torch.device) -> Tensor:
-    """bool [256, 8]: which of eight tokens a byte of a mask forbids."""
-    return ((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1 == 0).to(device)
 
 
 def _apply_penalties(

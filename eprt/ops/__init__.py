@@ -3,7 +3,7 @@
 Knows tensors and their formats, nothing of layers, ranks or requests.
 """
 
-from eprt.ops import attention, checksum, choices, elementwise, indexer, replicas, rows
+from eprt.ops import attention, checksum, choices, elementwise, indexer, replicas, rows, token_mask
 from eprt.ops import gate as gates
 from eprt.ops import linear as products
 from eprt.ops.by_device import by_device, gpu_only
@@ -24,6 +24,7 @@ index_insert = by_device(indexer.index_insert)
 index_topk = by_device(indexer.index_topk)
 latent_insert = by_device(attention.latent_insert)
 linear = by_device(products.linear)
+mask_tokens = by_device(token_mask.mask_tokens)
 mla_chosen = by_device(indexer.mla_chosen)
 mla_decode = by_device(attention.mla_decode)
 mla_extend = by_device(attention.mla_extend)

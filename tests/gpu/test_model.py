@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS, need_gpus
+from tests.gpu.gpus import NUM_GPUS, at_ranks, need_gpus, run_case
 
 pytest.importorskip("triton")
 
@@ -42,6 +42,11 @@ def test_every_attention_kernel_in_a_whole_model():
     from tests.gpu.cases_attention import decodes_say_what_prompts_say
 
     decodes_say_what_prompts_say(EPGroup.single())
+
+
+@pytest.mark.parametrize("num_ranks", at_ranks(1, 2))
+def test_structured_outputs(num_ranks):
+    run_case(num_ranks, "cases_structured:forms_are_kept")
 
 
 @pytest.mark.long

@@ -17,3 +17,4 @@ from eprt.ops.cuda.replicas import choose_slots
 from eprt.ops.cuda.rope import rope
 from eprt.ops.cuda.rows import add_rows, place_rows, sum_rows
 from eprt.ops.cuda.silu import silu_mul
+from eprt.ops.cuda.token_mask import mask_tokens

@@ -138,8 +138,7 @@ def test_threads_compile_the_same_grammar_once(tokenizer):
 
 def test_masks_are_of_the_models_vocabulary(grammars, tokenizer):
     assert grammars.mask_bytes == 80 and Grammars(lambda: tokenizer, 700, [1]).mask_bytes == 88
-    without_eos = np.unpackbits(grammars.not_eos_B, bitorder="little")
-    assert np.flatnonzero(without_eos == 0).tolist() == [1]
+    assert np.flatnonzero(np.unpackbits(grammars.eos_B, bitorder="little")).tolist() == [1]
 
 
 def test_checkpoints_without_tokenizer_or_end_token_are_refused(tmp_path):
