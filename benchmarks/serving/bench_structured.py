@@ -36,9 +36,10 @@ _ITEM = {
     "additionalProperties": False,
 }
 FORMS = {
-    "regex": StructuredOutputs(regex="[a-z ]{1000}"),
+    "regex": StructuredOutputs(regex="[a-z ]*"),
     "json_schema": StructuredOutputs(json={"type": "array", "items": _ITEM, "minItems": 1000}),
-    "json_object": StructuredOutputs(json={"type": "object", "minProperties": 1000}),
+    "json_objects": StructuredOutputs(json={"type": "array", "items": {"type": "object"}, "minItems": 1000}),
+    "grammar": StructuredOutputs(grammar='start: line+\nline: /[a-z]+/ "=" /[0-9]+/ ";"'),
 }
 _ABOVE_ALL = 1e4
 
@@ -111,7 +112,7 @@ class Prompter:
 def generate(llm: LLM, form: StructuredOutputs | None, num_tokens: int) -> np.ndarray:
     """int64 [streams of all ranks, tokens]."""
     params = [
-        SamplingParams(max_tokens=num_tokens, temperature=1, seed=i, ignore_eos=form is None, structured_outputs=form)
+        SamplingParams(max_tokens=num_tokens, temperature=1, seed=i, ignore_eos=True, structured_outputs=form)
         for i in range(NUM_STREAMS * llm.group.size)
     ]
     outputs = llm.generate(["Tell me about it."] * len(params), params)

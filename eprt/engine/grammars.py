@@ -12,8 +12,9 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,21 @@ class GrammarError(ValueError):
 
     def __init__(self, message: str, path: str = ""):
         super().__init__(f"at {path}: {message}" if path else message)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRows:
+    """Memory for masks, and where each lies: to ask numpy for that takes as long as to find some masks."""
+
+    bits_YB: np.ndarray  # uint8
+    places: range  # addresses of the rows
+
+    @staticmethod
+    def allocate(num_masks: int, mask_bytes: int) -> "MaskRows":
+        """Masks that allow everything."""
+        bits_YB = np.full((num_masks, mask_bytes), 0xFF, dtype=np.uint8)
+        start = bits_YB.ctypes.data
+        return MaskRows(bits_YB, range(start, start + num_masks * mask_bytes, mask_bytes))
 
 
 class Grammars:
@@ -120,40 +136,60 @@ class Grammars:
 
     # -- what masks are made with --
 
-    def match_tokens(self, jobs: list[tuple[llguidance.LLMatcher, int]], in_threads: bool) -> None:
-        """Gives each matcher a token. One that does not fit is an error of the matcher."""
-        if in_threads:
-            self._executor.consume_token_par(jobs)
-            return
-        for matcher, token_id in jobs:
-            matcher.consume_token(token_id)
+    def fill_masks(
+        self, matchers: list[llguidance.LLMatcher], token_ids: list[int] | None, masks: MaskRows, in_threads: bool
+    ) -> None:
+        """Gives each matcher its token, and writes the mask of where it is then. A token that does not fit is an error
+        of the matcher.
 
-    def fill_masks(self, jobs: list[tuple[llguidance.LLMatcher, int]], bits_YB: np.ndarray, in_threads: bool) -> None:
-        """Writes the mask of each matcher's place into the row of bits_YB beside it. in_threads: by several, while the
-        interpreter runs something else; for small masks handing them over takes longer than making them."""
-        start, num_bytes = bits_YB.ctypes.data, bits_YB.shape[1]
+        token_ids: None: the matchers have their tokens.
+        in_threads: several threads do it, while the interpreter does something else. One is sooner done with small
+            masks than others are awake.
+        """
+        num_bytes = masks.places.step
         if in_threads:
-            self._executor.unsafe_compute_mask_ptr(jobs, start, num_bytes, len(bits_YB))
-            return
-        for matcher, row in jobs:
-            matcher.unsafe_compute_mask_ptr(start + row * num_bytes, num_bytes)
+            if token_ids is not None:
+                self._executor.consume_token_par(list(zip(matchers, token_ids)))
+            jobs = list(zip(matchers, range(len(matchers))))
+            self._executor.unsafe_compute_mask_ptr(jobs, masks.places.start, num_bytes, len(jobs))
+        elif token_ids is None:
+            for matcher, place in zip(matchers, masks.places):
+                matcher.unsafe_compute_mask_ptr(place, num_bytes)
+        else:
+            for matcher, token_id, place in zip(matchers, token_ids, masks.places):
+                matcher.consume_token(token_id)
+                matcher.unsafe_compute_mask_ptr(place, num_bytes)
 
     def fill_draft_masks(
-        self, jobs: list[tuple[llguidance.LLMatcher, int, list[int]]], bits_YB: np.ndarray, in_threads: bool
+        self,
+        jobs: list[tuple[llguidance.LLMatcher, int, list[int]]],
+        token_ids: list[int] | None,
+        masks: MaskRows,
+        in_threads: bool,
     ) -> None:
-        """The same, and behind each row those of the places behind the drafts, as far as these fit the grammar."""
-        plain = [(matcher, row) for matcher, row, drafts in jobs if not drafts]
-        if plain:
-            self.fill_masks(plain, bits_YB, in_threads)
-        drafted = [job for job in jobs if job[2]]
-        start, num_bytes = bits_YB.ctypes.data, bits_YB.shape[1]
-        if drafted and in_threads:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, start, num_bytes, len(bits_YB))
+        """The same with drafts. jobs: of each matcher the row of its mask, behind which those of the places behind the
+        drafts come, as far as these fit the grammar; and its drafts."""
+        num_bytes = masks.places.step
+        if in_threads:
+            if token_ids is not None:
+                self._executor.consume_token_par([(matcher, token) for (matcher, _, _), token in zip(jobs, token_ids)])
+            where = masks.places.start, num_bytes, len(masks.places)
+            plain = [(matcher, row) for matcher, row, drafts in jobs if not drafts]
+            if plain:
+                self._executor.unsafe_compute_mask_ptr(plain, *where)
+            drafted = [job for job in jobs if job[2]]
+            if drafted:
+                self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
             return
-        for matcher, row, drafts in drafted:
-            matcher.unsafe_compute_mask_ptr_with_draft_token(  # type: ignore[attr-defined]  # llguidance's stubs lack it
-                start + row * num_bytes, num_bytes, drafts
-            )
+        for (matcher, row, drafts), token_id in zip(jobs, token_ids or repeat(None)):
+            if token_id is not None:
+                matcher.consume_token(token_id)
+            if drafts:
+                matcher.unsafe_compute_mask_ptr_with_draft_token(  # type: ignore[attr-defined]  # not in its stubs
+                    masks.places[row], num_bytes, drafts
+                )
+            else:
+                matcher.unsafe_compute_mask_ptr(masks.places[row], num_bytes)
 
     @cached_property
     def _executor(self) -> llguidance.LLExecutor:

@@ -35,7 +35,6 @@ from eprt.engine.schedule import Drafts, SampledTokens
 from eprt.engine.token_bans import apply_bans
 from eprt.gpu.readback import HostSnapshot
 from eprt.gpu.upload import upload
-from eprt.ops import mask_tokens
 from eprt.ops.draw import draw
 
 
@@ -82,7 +81,7 @@ def launch(
         position_X += drafts.offset_X
     apply_bans(logits_XV, row_X, position_X, rows, last_token_M)
     if masks is not None:
-        mask_tokens(logits_XV, *upload([masks.bits_YB, masks.index_Y], logits_XV.device))
+        masks.apply(logits_XV)
     value_X, token_X = logits_XV.max(dim=-1)
     token_X = torch.where(value_X.isfinite(), token_X, -1)
     drawn = np.flatnonzero(params_X["temperature"])
