@@ -34,7 +34,7 @@ class Preparation:
 
     def add_request(self, request: Request) -> None:
         """ValueError if its id is in use."""
-        if request.request_id in self._waiting or self._scheduler.has_request(request.request_id):
+        if request.request_id in self._waiting or request.request_id in self._scheduler.requests:
             raise ValueError(f"request id {request.request_id!r} is already in use on this rank")
         outputs = request.params.structured_outputs
         if outputs is None:

@@ -64,7 +64,7 @@ class Scheduler:
         self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
         self.num_drafts = self.num_drafted_tokens = self.num_accepted_tokens = 0
         self.transit = Transit(pool)
-        self._requests: dict[str, Request] = {}  # waiting, arrived and running, by id
+        self.requests: dict[str, Request] = {}  # waiting, arrived and running, by id
         # The running requests that decode and are not full, with their ids and rows; refreshed where this has changed.
         self._decodes: list[Request] = []
         self._decode_ids: list[str] = []
@@ -74,19 +74,16 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._requests)
-
-    def has_request(self, request_id: str) -> bool:
-        return request_id in self._requests
+        return bool(self.requests)
 
     # -- arrivals and departures --
 
     def add_request(self, request: Request, arrived: bool = False) -> None:
         """Queues a request. arrived: its pages are filled, but for its last token. Raises ValueError if its id is in
         use."""
-        if request.request_id in self._requests:
+        if request.request_id in self.requests:
             raise ValueError(f"request id {request.request_id!r} is already in use on this rank")
-        self._requests[request.request_id] = request
+        self.requests[request.request_id] = request
         if arrived:
             self.transit.arrived.append(request)
         else:
@@ -105,20 +102,20 @@ class Scheduler:
 
     def abort(self, request_id: str) -> bool:
         """Drops a request and frees its pages at once. False if there is no such request (any more)."""
-        request = self._requests.get(request_id)
+        request = self.requests.get(request_id)
         if request is None:
             return self.transit.release_held(request_id)
         if request.row >= 0:
             self._retire(request)
         else:
-            del self._requests[request_id]
+            del self.requests[request_id]
             if not self.transit.drop_arrived(request):
                 self.waiting.remove(request)
         return True
 
     def _retire(self, request: Request, keeps_pages: bool = False) -> None:
         self.running.remove(request)
-        del self._requests[request.request_id]
+        del self.requests[request.request_id]
         self._free_pages_and_row(request, keeps_pages)
 
     def _free_pages_and_row(self, request: Request, keeps_pages: bool = False) -> None:
@@ -383,9 +380,9 @@ class Scheduler:
         """Raises RuntimeError naming what is not accounted for exactly. arriving: pages of requests not known here."""
         self.pool.check_integrity([*self.pages.owned(self.running), *self.transit.owned_pages(), *arriving])
         num_waiting = len(self.waiting) + len(self.transit.arrived)
-        if len(self._requests) != len(self.running) + num_waiting:
+        if len(self.requests) != len(self.running) + num_waiting:
             raise RuntimeError(
-                f"{len(self._requests)} requests are known, but {len(self.running)} run and {num_waiting} wait"
+                f"{len(self.requests)} requests are known, but {len(self.running)} run and {num_waiting} wait"
             )
         for request in self.running:
             self.rows.check_integrity(request)

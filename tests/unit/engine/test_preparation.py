@@ -38,9 +38,6 @@ class FakeScheduler:
     def has_requests(self) -> bool:
         return bool(self.requests)
 
-    def has_request(self, request_id: str) -> bool:
-        return request_id in self.requests
-
     def add_request(self, request: Request) -> None:
         assert request.request_id not in self.requests
         self.requests[request.request_id] = request
