@@ -109,16 +109,4 @@ def rows_out(draw: Draw) -> None:
                     assert one.dtype == other.dtype and torch.equal(one.cpu(), other), (name, tokens, slots, masked)
 
 
-def token_masks(draw: Draw) -> None:
-    for rows, vocab, chosen in ((3, 640, [2, 0]), (1, 97, [0]), (4, 2500, [0, 1, 2, 3]), (2, 64, [])):
-        num_bytes = -(-vocab // 32) * 4
-        bits = draw.integers(0, 256, len(chosen), num_bytes).to(torch.uint8)
-        bits[:1], bits[1:2, :20] = 0, 255
-        logits = draw.normal(rows, vocab + 8)[:, :vocab]  # rows of another stride
-        row = torch.tensor(chosen, dtype=torch.int64, device=draw.device)
-        want = reference.mask_tokens(*cpu(logits, bits, row))
-        cuda.mask_tokens(logits, bits, row)
-        assert torch.equal(logits.cpu(), want), (rows, vocab)
-
-
-ALL = (norms, silu, gates, quantising, rows_out, rows_back, token_masks)
+ALL = (norms, silu, gates, quantising, rows_out, rows_back)

@@ -25,17 +25,19 @@ if torch.cuda.is_available():
         cases_ops,
         cases_products,
         cases_prompt_attention,
+        cases_token_mask,
     )
     from tests.gpu.draw import Draw
 
     ALL = (*cases_ops.ALL, *cases_products.ALL, *cases_latent_attention.ALL, *cases_expert_ops.ALL)
     ALL = (*ALL, *cases_grouped.ALL, *cases_int8.ALL, *cases_many_rows.ALL)
     ALL = (*ALL, *cases_cluster_product.ALL, *cases_mla.ALL, *cases_mla_fp8.ALL)
-    ALL = (*ALL, *cases_bf16_experts.ALL, *cases_prompt_attention.ALL)
+    ALL = (*ALL, *cases_bf16_experts.ALL, *cases_prompt_attention.ALL, *cases_token_mask.ALL)
 else:
     ALL, Draw = (), None
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.__name__)
 def test_operator_matches_the_oracle(case):
+    assert Draw is not None
     case(Draw("cuda"))
