@@ -104,8 +104,16 @@ def _find_runs(
             break
     if not is_point:
         min_z, min_ratio = (BURST_Z, BURST_RATIO) if num_windows > 1 else (ALONE_Z, ALONE_RATIO)
-        for w, place in np.argwhere((z_WP >= min_z) & (ratio_WP >= min_ratio) & ~reported_WP).tolist():
-            yield WindowRun(place, w, w, float(z_WP[w, place])), float(ratio_WP[w, place])
+        yield from _join_bursts(z_WP, ratio_WP, (z_WP >= min_z) & (ratio_WP >= min_ratio) & ~reported_WP)
+
+
+def _join_bursts(z_WP: np.ndarray, ratio_WP: np.ndarray, high_WP: np.ndarray) -> Iterator[tuple[WindowRun, float]]:
+    """Windows that are high by themselves; those of a place that follow each other are one run."""
+    for place in np.flatnonzero(high_WP.any(axis=0)).tolist():
+        windows = np.flatnonzero(high_WP[:, place])
+        for part in np.split(windows, np.flatnonzero(np.diff(windows) > 1) + 1):
+            score, size = float(np.median(z_WP[part, place])), float(np.median(ratio_WP[part, place]))
+            yield WindowRun(place, int(part[0]), int(part[-1]), score), size
 
 
 def _awaited_by_all(wait_us_WNN: np.ndarray) -> Iterator[Sighting]:
