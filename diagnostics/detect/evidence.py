@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from ..windows.matrices import WindowMatrices
+from .held_back import HeldBack
 from .sightings import Sighting
 from .yardstick import Yardstick
 
@@ -33,6 +34,7 @@ class Evidence:
     blocked_ratio: float  # of a column, see Yardstick.blocked; NaN where it is not logged
     spared: float
     seen: str  # when, in words
+    held_back: HeldBack | None = None  # proof that a column's rank is late by itself
 
     @staticmethod
     def gather(yardstick: Yardstick, sighting: Sighting) -> "Evidence":
@@ -49,12 +51,15 @@ class Evidence:
             blocked_ratio=blocked_ratio,
             spared=spared,
             seen=when(yardstick.matrices, sighting),
+            held_back=HeldBack.find(yardstick, sighting) if sighting.place.kind == "column" else None,
         )
 
     def cause(self) -> str:
         explained = math.log(max(self.token_ratio, 1e-9)) >= TOKENS_EXPLAIN * math.log(max(self.sighting.ratio, 1.01))
         if self.token_ratio >= HIGH_TOKENS and explained:
             return "mixed"
+        if self.held_back is not None:
+            return self.held_back.cause
         if self.sighting.place.kind == "column":
             late = self.row_ratio <= LOW_ROW and self.row_z <= LOW_ROW_Z
             computes_longer = self.compute_ratio >= HIGH_COMPUTE
@@ -62,7 +67,10 @@ class Evidence:
                 late = True
             elif self.spared <= SHARES_IT:  # it is not late; a little more in the experts is not what all wait for
                 late, computes_longer = False, computes_longer and self.compute_share >= COMPUTE_EXPLAINS
-            return "comp" if late or computes_longer else "comm"
+            if late or computes_longer:
+                return "comp"
+            # Where it is known how long ranks wait: a rank whose messages are late waits as long as the others.
+            return "unknown" if self.spared > SHARES_IT else "comm"
         return "comp" if self.sighting.place.kind == "row" and self.compute_ratio <= LOW_COMPUTE else "comm"
 
     def text(self) -> str:
@@ -79,6 +87,8 @@ class Evidence:
             known = not math.isnan(self.blocked_ratio)
             rest += f", itself waits {self.blocked_ratio if known else self.row_ratio:.2g}x"
         rest += f", {'the link carries' if kind == 'point' else 'has'} {self.token_ratio:.2g}x the tokens"
+        if self.held_back is not None:
+            rest += f"; {self.held_back.words}"
         return f"{what} ({self.wait_us:.0f} us per call) {self.seen}; of the usual, {rest}"
 
 
@@ -100,6 +110,11 @@ ADVICE = {  # (kind, cause)
     "processes, its host)",
     ("column", "comm"): "the rank computes in time but its messages come late: check its network card, its links and "
     "what else uses them",
+    (
+        "column",
+        "unknown",
+    ): "the rank is late or its messages are, and nothing proves which: look at its processor (clock, "
+    "other processes, quota) before its network card",
     ("column", "mixed"): "the rank has more tokens than its peers and takes longer for them: "
     f"{_LOOK_AT_EXPERTS} or the requests",
     ("row", "comp"): f"the rank has less to compute than its peers, so it waits for them: {_LOOK_AT_EXPERTS}",

@@ -20,21 +20,23 @@ RECOVERED = 0.9  # from this speed on a rank counts as healthy again
 LATEST = 6  # windows that show how fast a rank is now
 # For how many windows after it was last seen a finding counts. Slow messages show in nothing else, so less load may
 # hide them; whether late compute is over shows in the time per token.
-_REMEMBERED = {"comm": 30, "comp": 2}
+_REMEMBERED = {"comm": 30, "comp": 2, "unknown": 2}
 
 
 def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarray:
     """float64 [N] in MIN_SPEED..MAX_SPEED. before_N: the result for the windows before, if any.
 
-    Below 1 are only ranks with a column finding (everyone waits for them) whose cause is comp or comm, and ranks that
-    were slow before. comp: by time in the experts per token, or by time it is not blocked, where that is logged, over
-    the latest windows of the finding. comm: by the delay of its outputs. Uneven load (mixed) is not a rank's fault.
+    Below 1 are only ranks with a column finding (everyone waits for them) whose cause is not mixed, and ranks that
+    were slow before; never below one over the finding's ratio. By time in the experts per token, or by time it is not
+    blocked, where that is logged, over the latest windows of the finding; comm: also by the delay of its outputs.
+    Uneven load (mixed) is not a rank's fault.
     Above 1 are early ranks, and those that were, as far as they take less time per token.
     """
     matrices, num_ranks = report.matrices, report.num_ranks
     if before_N is not None and np.shape(before_N) != (num_ranks,):
         raise ValueError(f"before_N has shape {np.shape(before_N)}, expected ({num_ranks},)")
     speeds_N, pace_N = np.ones(num_ranks), _slowness(matrices, np.ones(len(matrices.window_W), dtype=bool))
+    is_named_N = np.zeros(num_ranks, dtype=bool)
     for finding in report.findings:
         rank = finding.rank
         if finding.kind != "column" or rank is None or finding.cause == "mixed":
@@ -45,9 +47,12 @@ def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarra
         slowness = _slowness(matrices, within_W)[rank]
         if finding.cause == "comm":
             slowness = max(slowness, _lateness(matrices, within_W, rank))
-        speeds_N[rank] = min(speeds_N[rank], 1 / slowness)
+        # Less load than the others' waits justify would only move the lateness elsewhere.
+        speeds_N[rank] = min(speeds_N[rank], max(1 / slowness, 1 / max(1.0, finding.ratio)))
+        is_named_N[rank] = True
     if before_N is not None:
-        speeds_N = np.where(np.asarray(before_N) < 1.0, np.minimum(speeds_N, 1 / pace_N), speeds_N)
+        was_slow_N = (np.asarray(before_N) < 1.0) & ~is_named_N  # without a finding it can only recover
+        speeds_N = np.where(was_slow_N, np.maximum(before_N, 1 / pace_N), speeds_N)
     speeds_N = np.where(speeds_N > RECOVERED, 1.0, np.maximum(speeds_N, MIN_SPEED))
     newest = matrices.window_W[-_REMEMBERED["comp"] :][0]
     is_early_N = np.isin(np.arange(num_ranks), [early.rank for early in report.early if early.last_window >= newest])

@@ -4,6 +4,7 @@ Its sources: a directory (log_source.py), windows in memory (kept_source.py), a 
 """
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -67,12 +68,13 @@ class Recording(ABC):
             return {"version": self._version, "windows": windows, "progress": self.progress, "live": self.live}
 
     def overview(self) -> dict[str, Any]:
-        """windows: History.table. findings: null before the first analysis."""
+        """windows: History.table. findings: null before the first analysis. now: Unix time, by this clock."""
         with self.lock:
             return {
                 "schema": PAGE_SCHEMA,
                 "name": self.name,
                 **self.state(),
+                "now": time.time(),
                 "run": self.run,
                 "num_runs": self.num_runs,
                 "num_ranks": self.num_ranks,

@@ -1,7 +1,7 @@
 // The list of findings: what is wrong in words, since when, and what to do.
 
 import { $, element } from "./dom.js";
-import { count, times } from "./format.js";
+import { clock, count, times } from "./format.js";
 
 const MOST_LISTED = 40;
 
@@ -21,18 +21,26 @@ const WIDE = {
   node: ({ nodes }) => `Node ${nodes[0]} is slow`,
   path: ({ nodes }) => `The path between nodes ${nodes[0]} and ${nodes[1]} is slow`,
 };
-const CAUSES = { comm: "communication", comp: "computation", mixed: "load" };
+const CAUSES = {
+  comm: "communication",
+  comp: "computation",
+  mixed: "load",
+  stopped: "its process stands still",
+  unknown: "cause not proved",
+};
 
 export function title(finding) {
   const make = TITLES[`${finding.kind} ${finding.cause}`];
   if (make) return make(finding);
+  const pair = finding.rank === null && Number.isInteger(finding.src);
+  if (finding.kind === "hang") return pair ? `Ranks ${finding.src} and ${finding.dst} wait for each other` : `Rank ${finding.rank} hangs`;
   if (WIDE[finding.kind]) return WIDE[finding.kind](finding);
   return finding.kind === "point" ? `Link ${finding.dst} → ${finding.src} stands out` : `Rank ${finding.rank} stands out`;
 }
 
 function pickOf({ kind, rank, src, dst }) {
   if (WIDE[kind]) return null;
-  return kind === "point" ? { i: src, j: dst } : { rank };
+  return rank === null ? { i: src, j: dst } : { rank };
 }
 
 // The last of the windows that share the place that begins with `at`, as they do in a very long run.
@@ -90,9 +98,10 @@ function item(store, finding, k, [first, last]) {
   const span = Math.max(1, last - first + 1);
   const bar = element("i");
   bar.style.left = `${(100 * Math.max(0, finding.first_window - first)) / span}%`;
-  bar.style.width = `${(100 * (Math.min(last, finding.last_window) - Math.max(first, finding.first_window) + 1)) / span}%`;
+  bar.style.width = `${(100 * Math.max(1, Math.min(last, finding.last_window) - Math.max(first, finding.first_window) + 1)) / span}%`;
   const its = finding.first_window === finding.last_window ? `window ${finding.first_window}` : `windows ${finding.first_window}–${finding.last_window}`;
-  const lasting = finding.last_window >= last ? `since window ${finding.first_window}` : its;
+  const lasts = finding.active ?? finding.last_window >= last;
+  const lasting = lasts ? `since window ${finding.first_window}` : its;
   const button = element(
     "button",
     { type: "button", "aria-pressed": String(pressed), "data-finding": String(k), onclick: () => choose(store, k) },
@@ -101,10 +110,11 @@ function item(store, finding, k, [first, last]) {
     element(
       "span",
       { class: "finding-facts" },
-      element("b", {}, times(finding.ratio)),
+      element("b", {}, finding.ratio > 0 ? times(finding.ratio) : "stands still"),
       ` · ${CAUSES[finding.cause] ?? finding.cause} · ${sureness(finding.confidence)}`,
       element("br"),
-      lasting,
+      lasting + moments(finding),
+      ...places(finding).flatMap((text) => [element("br"), text]),
     ),
     element("span", { class: "finding-span", title: `${its} of ${first}–${last}` }, bar),
     element("span", { class: "finding-advice" }, sentence(finding.advice)),
@@ -113,11 +123,27 @@ function item(store, finding, k, [first, last]) {
   return element("li", {}, button);
 }
 
+// When, by the clock; "" where an older server does not tell.
+function moments({ t_start: begin, t_end: end, burst }) {
+  if (!Number.isFinite(begin)) return "";
+  return ` · ${burst ? "a burst at" : "from"} ${clock(begin)}${Number.isFinite(end) ? ` to ${clock(end)}` : ""}`;
+}
+
+// Whose process it is, and what it costs.
+function places({ host, pid, gpu, cost }) {
+  const lines = host ? [`${host}, pid ${pid}${gpu ? `, ${gpu}` : ""}`] : [];
+  if (cost?.lost >= 0.005 && cost.us_per_call !== null) {
+    const step = cost.step_ms ? `: a step ${cost.step_ms.toPrecision(3)} ms, ${cost.step_ms_without.toPrecision(3)} ms without` : "";
+    lines.push(`costs ${Math.round(100 * cost.lost)} % of the time${step}`);
+  }
+  return lines;
+}
+
 function sureness(confidence) {
   return confidence >= 0.995 ? ">\u202f99\u202f% sure" : `${Math.floor(100 * confidence)}\u202f% sure`;
 }
 
-function sentence(text) {
+export function sentence(text) {
   const words = String(text ?? "");
   return words.charAt(0).toUpperCase() + words.slice(1) + (/[.!?)]$/.test(words) || !words ? "" : ".");
 }

@@ -9,6 +9,7 @@ import { showFindings } from "./findings.js";
 import { count } from "./format.js";
 import { listenToKeys } from "./keys.js";
 import { Matrix } from "./matrix.js";
+import { hangs, showPresent } from "./present.js";
 import { METRICS, SCALES, shown } from "./shown.js";
 import { Store } from "./store.js";
 import { startTheme } from "./theme.js";
@@ -47,6 +48,7 @@ new Timeline(store);
 new Experts(store);
 showFindings(store);
 showDetails(store);
+showPresent(store);
 listenToKeys(store, new TimeBar(store), toggleTheme);
 $("png").addEventListener("click", () => store.get("shown") && downloadPng(store));
 $("json").addEventListener("click", () => store.get("shown") && downloadJson(store));
@@ -129,7 +131,7 @@ function showState(overview) {
 
 function trouble() {
   const text = store.get("overview")?.trouble;
-  return text ? `Nothing newer: ${text}` : "";
+  return [hangs(store.get("overview")), text ? `Nothing newer: ${text}` : ""].filter(Boolean).join(" ");
 }
 
 function banner(text) {

@@ -7,6 +7,8 @@ import pytest
 from eprt.diagnostics import Report, rank_speeds
 from eprt.diagnostics.synthetic import PlantedFault, SyntheticJob, generate, records_of
 
+from tests.unit.diagnostics.cases import late, synthetic_records
+
 N = 8
 
 
@@ -111,7 +113,8 @@ def test_a_rank_that_is_paused_outside_its_experts_is_slower_too():
     found = Report.of_records(records)
     assert [(f.kind, f.rank, f.cause) for f in found.findings] == [("column", 3, "comp")]
     speeds_N = rank_speeds(found)
-    assert speeds_N[3] == 0.2 and (others(speeds_N, 3) == 1.0).all()
+    assert speeds_N[3] == pytest.approx(1 / found.findings[0].ratio), "220 us to 20 alone would say 0.2"
+    assert (others(speeds_N, 3) == 1.0).all()
     relieved = records_of(generate(SyntheticJob(num_ranks=N, num_windows=8)))
     mild = [
         replace(r, t_end=r.t_start + length_s, blocked_us=r.num_calls * (call_us - (30 if r.rank == 3 else 20)))
@@ -119,3 +122,20 @@ def test_a_rank_that_is_paused_outside_its_experts_is_slower_too():
     ]
     before_N = np.where(np.arange(N) == 3, 0.5, 1.0)
     assert rank_speeds(Report.of_records(mild), before_N)[3] == pytest.approx(2 / 3, rel=0.01)
+
+
+def test_a_weight_is_never_further_from_1_than_the_findings_ratio_and_recovers_with_it():
+    """A throttled rank: its time per token has spikes that its columns do not have."""
+    records = synthetic_records(N, 8, faults=[late(3, 2.0)])
+    slow = [replace(r, compute_us=r.compute_us * 10) if r.rank == 3 else r for r in records]
+    found = Report.of_records(slow)
+    (finding,) = found.findings
+    speeds_N = rank_speeds(found, np.where(np.arange(N) == 3, 0.2, 1.0))
+    assert speeds_N[3] == pytest.approx(1 / finding.ratio) and finding.ratio < 3
+    later = Report.of_records(
+        [replace(r, compute_us=r.compute_us * 4) if r.rank == 3 else r for r in synthetic_records(N, 8)]
+    )
+    assert not later.findings
+    kept_N = rank_speeds(later, speeds_N)
+    assert kept_N[3] == pytest.approx(speeds_N[3]), "without a finding it falls no further"
+    assert rank_speeds(Report.of_records(synthetic_records(N, 8)), kept_N)[3] == 1.0
