@@ -89,7 +89,7 @@ def _last_chosen(score_S, length, top_k, BLOCK: tl.constexpr):
     digit = tl.arange(0, _DIGITS)
     prefix, left = tl.zeros([], tl.int64), top_k
     for step in tl.static_range(4):
-        shift: tl.constexpr = 24 - 8 * step
+        shift = 24 - 8 * step
         count = tl.zeros([_DIGITS], tl.int32)
         for first in range(0, length, BLOCK):
             position = first + tl.arange(0, BLOCK)
