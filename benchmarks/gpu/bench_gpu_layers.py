@@ -21,6 +21,7 @@ from benchmarks.tools.report import BenchmarkReport
 from eprt import EngineConfig, EPGroup
 from eprt.engine.graphs import DecodeGraphs, padding_rows
 from eprt.gpu.device import take_device
+from eprt.layers.layer_cache import LayerCache
 from eprt.models.loader import load_model
 from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import attention, grouped_experts, linear, mla_expanded
@@ -132,11 +133,12 @@ def bench_step(report: BenchmarkReport, hbm: float, num_layers: int) -> None:
     num_pages = CONTEXT // page_size
     shape = (config.num_hidden_layers, sizes[-1] * num_pages + 1, page_size, config.kv_dim)
     cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    cache_L = [LayerCache(latents_PSD) for latents_PSD in cache]
     for name, requests in ((name, requests) for name in attention.installed() for requests in sizes):
         os.environ["EPRT_GPU_ATTENTION"] = name
         with torch.inference_mode():
             padding = padding_rows(requests, num_pages, page_size, shape[1] - 1, cache.device)
-            graphs = DecodeGraphs(lambda batch: model.forward_with_hidden(batch, cache), [requests], padding)
+            graphs = DecodeGraphs(lambda batch: model.forward_with_hidden(batch, cache_L), [requests], padding)
             batch = decode_batch(requests, num_pages, page_size, config.vocab_size)
             graphs.run(batch)
             before = sum(sum(layer.expert_load()) for layer in model.moe_layers())

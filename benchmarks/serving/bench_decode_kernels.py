@@ -30,6 +30,7 @@ from benchmarks.serving.floors import GpuRates, floor_seconds
 from benchmarks.tools.report import BenchmarkReport
 from eprt import EngineConfig, EPGroup
 from eprt.engine.graphs import DecodeGraphs, padding_rows
+from eprt.layers.layer_cache import LayerCache
 from eprt.models.loader import load_model
 
 NUM_RANKS = 2
@@ -134,11 +135,12 @@ class LayerProfiler:
     def _profile(self, num_layers: int, requests: int, overlap: str) -> StepProfile:
         """Of a step through the model's first layers."""
         c, num_cached = self.model.config, requests * self.num_pages + 1
-        cache = torch.randn(num_layers, num_cached, PAGE_SIZE, c.kv_dim, device="cuda", dtype=torch.bfloat16)
+        shape = num_layers, num_cached, PAGE_SIZE, c.kv_dim
+        cache_L = [LayerCache(x) for x in torch.randn(shape, device="cuda", dtype=torch.bfloat16)]
         part = of_depth(self.model, num_layers)
         with torch.inference_mode():
-            padding = padding_rows(requests, self.num_pages, PAGE_SIZE, num_cached - 1, cache.device, overlap)
-            graphs = DecodeGraphs(lambda batch: part.forward_with_hidden(batch, cache), [requests], padding)
+            padding = padding_rows(requests, self.num_pages, PAGE_SIZE, num_cached - 1, self.model.device, overlap)
+            graphs = DecodeGraphs(lambda batch: part.forward_with_hidden(batch, cache_L), [requests], padding)
             mine = profile(graphs, decode_batch(requests, self.num_pages, PAGE_SIZE, c.vocab_size))
         return replace(mine, step_s=max(self.group.allgather(mine.step_s)))
 

@@ -37,6 +37,7 @@ from eprt import EngineConfig, EPGroup
 from eprt.gpu.device import take_device
 from eprt.layers.batch import ForwardBatch, Split
 from eprt.layers.lanes import Lanes
+from eprt.layers.layer_cache import LayerCache
 from eprt.layers.layer_step import Microbatch
 from eprt.layers.overlap import run_layers
 from eprt.layers.sm_split import device_sms
@@ -76,7 +77,7 @@ class LayerBench:
         prompts = -(-most_prompt_tokens // arguments.prompt) * -(-arguments.prompt // PAGE_SIZE)
         pages = max(most_requests * -(-arguments.context // PAGE_SIZE), prompts)
         shape = (len(self.model.layers), pages, PAGE_SIZE, config.kv_dim)
-        self.cache = torch.randn(shape, dtype=config.dtype, device=self.device)
+        self.cache_L = [LayerCache(x) for x in torch.randn(shape, dtype=config.dtype, device=self.device)]
         if self.on_gpu:
             from benchmarks.tools.gpu_timer import GpuTimer
 
@@ -132,7 +133,7 @@ class LayerBench:
             self.model.config.dtype
         )
 
-        return lambda: run_layers(self.layers, x_TH, batch, self.cache, lanes or self.model.lanes)
+        return lambda: run_layers(self.layers, x_TH, batch, self.cache_L, lanes or self.model.lanes)
 
     def times(self, calls: dict[str, Callable[[], Any]], samples: int, as_graphs: bool) -> dict[str, list[float]]:
         """Seconds of one layer, for each sample that of the slowest rank."""
@@ -214,7 +215,7 @@ class MoEOnly:
     def __init__(self, layer: DecoderLayer):
         self.mlp, self._norm = layer.mlp, layer.mlp_norm
 
-    def attend(self, microbatch: Microbatch, kv_pages: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, microbatch: Microbatch, cache: LayerCache) -> tuple[Tensor, Tensor]:
         return self._norm(microbatch.x_TH), microbatch.x_TH
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
-from eprt.engine.graphs import DecodeGraphs
+from eprt.engine.graphs import GraphsByContext
 from eprt.engine.runner import PackedStep
 from eprt.engine.schedule import Schedule
 from eprt.ep.placement.load import LoadRecorder
@@ -58,7 +58,7 @@ class Drafter:
         self.model, self.cache, self.rows, self._recorder = model, cache, rows, recorder
         self.token_MK, self._acceptance = token_MK, acceptance
         self.num_drafts = rows.num_drafts
-        self.graphs: DecodeGraphs | None = None  # set later, on GPUs
+        self.graphs: GraphsByContext | None = None  # set later, on GPUs
         self._nth_K = torch.arange(self.num_drafts, device=token_MK.device)
 
     def compute(self, batch: ForwardBatch, hidden_TH: Tensor) -> tuple[Tensor, ...]:

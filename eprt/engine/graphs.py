@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eprt.config import IndexerConfig
 from eprt.layers.batch import ForwardBatch
 
 
@@ -93,6 +94,7 @@ class DecodeGraphs:
     def fits(self, batch: ForwardBatch) -> bool:
         return (
             batch.mode == "low_latency"
+            and batch.page_table_BP.shape[1] <= self._static.page_table_BP.shape[1]
             and len(batch.logits_idx) <= self._most_chosen
             and batch.num_tokens == batch.num_decode <= self.sizes[-1]
         )
@@ -138,6 +140,38 @@ class DecodeGraphs:
         if self._hidden_TH is not None:
             inputs.append(self._hidden_TH[:size])
         return record(lambda: self._compute(*inputs), self.pool)
+
+
+class GraphsByContext:
+    """Graphs for short contexts and for long ones, in this order: a step takes the first that fit it."""
+
+    def __init__(self, graphs: Sequence[DecodeGraphs]):
+        self._graphs = list(graphs)
+
+    @property
+    def pool(self) -> Any:
+        return self._graphs[0].pool
+
+    @property
+    def num_replays(self) -> int:
+        return sum(graphs.num_replays for graphs in self._graphs)
+
+    @property
+    def num_replays_by_context(self) -> list[int]:
+        return [graphs.num_replays for graphs in self._graphs]
+
+    def fits(self, batch: ForwardBatch) -> bool:
+        return any(graphs.fits(batch) for graphs in self._graphs)
+
+    def run(self, batch: ForwardBatch, hidden_TH: Tensor | None = None) -> tuple[Tensor, ...]:
+        """See DecodeGraphs.run."""
+        return next(graphs for graphs in self._graphs if graphs.fits(batch)).run(batch, hidden_TH)
+
+
+def context_pages(num_pages: int, page_size: int, indexer: IndexerConfig | None) -> list[int]:
+    """Most pages of a request, for each set of graphs: contexts that an indexer leaves alone have their own."""
+    short = 0 if indexer is None else indexer.top_k // page_size
+    return [short, num_pages] if 0 < short < num_pages else [num_pages]
 
 
 def _tensors(batch: ForwardBatch) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eprt.engine.batch_rows import BatchRows
-from eprt.engine.graphs import DecodeGraphs
+from eprt.engine.graphs import GraphsByContext
 from eprt.engine.outputs import PromptLogprob
 from eprt.engine.sampler import top_logprobs
 from eprt.engine.schedule import Chunk, Drafts, Schedule
@@ -52,7 +52,7 @@ class Runner:
     ):
         self.model, self.cache_L, self.rows = model, cache_L, rows
         self.device = model.device
-        self.graphs: DecodeGraphs | None = None  # set later, on GPUs
+        self.graphs: GraphsByContext | None = None  # set later, on GPUs
         self.num_tokens = 0  # so far
         self.num_context_tokens = 0  # that attention has to read, added up over the rows of each step
         self.page_size, self.padding_page = cache_L[0].page_size, cache_L[0].num_pages - 1

@@ -9,7 +9,7 @@ import torch
 
 from eprt.config import EngineConfig
 from eprt.engine.drafter import Drafter
-from eprt.engine.graphs import DecodeGraphs, graph_sizes, padding_rows
+from eprt.engine.graphs import DecodeGraphs, GraphsByContext, context_pages, graph_sizes, padding_rows
 from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.runner import Runner
 from eprt.layers.batch import ForwardBatch, Split
@@ -79,7 +79,7 @@ def record_decodes(
         _log.debug("steps of decodes cannot be recorded: %s", error)
         sizes = []
 
-    def padding(num_rows: int) -> ForwardBatch:
+    def padding(num_rows: int, num_pages: int = num_pages) -> ForwardBatch:
         return padding_rows(num_rows, num_pages, runner.page_size, runner.padding_page, runner.device, overlap)
 
     if not sizes:
@@ -88,12 +88,18 @@ def record_decodes(
             if drafter is not None:
                 drafter.compute(padding(num_rows), hidden_TH)
         return []
-    largest = padding(sizes[-1])
-    runner.graphs = DecodeGraphs(runner.compute, sizes, largest)
+    config, pool, graphs, of_drafts = runner.model.config, None, [], []
+    for most_pages in context_pages(num_pages, runner.page_size, config.indexer):
+        largest = padding(sizes[-1], most_pages)
+        graphs.append(DecodeGraphs(runner.compute, sizes, largest, pool=pool))
+        pool = graphs[0].pool
+        if drafter is not None:
+            hidden_TH = torch.zeros(sizes[-1], config.hidden_size, dtype=config.dtype, device=runner.device)
+            most_requests = len(runner.rows.length_M)
+            of_drafts.append(DecodeGraphs(drafter.compute, sizes, largest, hidden_TH, most_requests, pool))
+    runner.graphs = GraphsByContext(graphs)
     if drafter is not None:
-        config, most_requests = runner.model.config, len(runner.rows.length_M)
-        hidden_TH = torch.zeros(sizes[-1], config.hidden_size, dtype=config.dtype, device=runner.device)
-        drafter.graphs = DecodeGraphs(drafter.compute, sizes, largest, hidden_TH, most_requests, runner.graphs.pool)
+        drafter.graphs = GraphsByContext(of_drafts)
     return sizes
 
 

@@ -11,7 +11,7 @@ from tests.paged import PagedRunner
 from tests.recorded import can_record, check_replays
 from tests.tiny_mtp import DraftingModel
 
-OPTIONS = {"kv_cache_gb": 0.02, "max_model_len": 320, "max_num_seqs": 8, "chunk_size": 64}
+OPTIONS = {"kv_cache_gb": 0.02, "max_model_len": 320, "max_num_seqs": 8, "chunk_size": 64, "page_size": 16}
 
 
 def save_goldens(root: Path) -> None:

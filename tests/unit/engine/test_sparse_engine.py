@@ -83,6 +83,10 @@ def test_drafts_are_the_oracles(golden, num_drafts, options):
             accepted, counts = llm.engine.stats().num_accepted_tokens - before, held[num_drafts, i]
             assert sum(counts) > 0 and 0 <= sum(counts) - accepted <= counts[-1], "the last step may be cut short"
         llm.engine.check_integrity()
+        if recorded:
+            assert llm.engine.drafter is not None
+            for graphs in (llm.engine.runner.graphs, llm.engine.drafter.graphs):
+                assert graphs is not None and min(graphs.num_replays_by_context) > 0, "short contexts and long ones"
 
 
 def test_preempted_requests_go_on_as_before(golden):
