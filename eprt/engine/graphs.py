@@ -7,6 +7,7 @@ need not wait for its launches.
 What is recorded is any function of a batch: the model's pass, and the MTP layer's, which also takes hidden states.
 """
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -31,8 +32,14 @@ def record(compute: Callable[[], tuple[Tensor, ...]], pool: Any) -> Recorded:
     compute()  # compiles what a recording cannot
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        results = compute()
+    collects = gc.isenabled()
+    gc.disable()  # GPU memory of an earlier engine that was freed meanwhile would break the recording off
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            results = compute()
+    finally:
+        if collects:
+            gc.enable()
     return Recorded(graph.replay, results)
 
 

@@ -107,18 +107,25 @@ def _latent_insert(
 
 def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: int = 0) -> None:
     """As eprt.ops.attention.cache_insert. kv_pages must be contiguous; slots are not checked."""
+    entry = _checked(kv_pages, kv_TD.shape[1], rope_size)
+    insert_entries(kv_pages, kv_slot_T, kv_TD, rope_size, entry.width, entry.is_fp8)
+
+
+def insert_entries(
+    pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: int, entry_width: int, is_fp8: bool
+) -> None:
+    """Entries of so many elements; in fp8 the scale lies behind all values."""
     tokens, size = kv_TD.shape
-    entry = _checked(kv_pages, size, rope_size)
     if tokens:
         _cache_insert[(tokens,)](
-            kv_pages,
+            pages,
             kv_slot_T,
             kv_TD,
             kv_TD.stride(0),
             size - rope_size,
             rope_size,
-            entry.width,
-            FP8=entry.is_fp8,
+            entry_width,
+            FP8=is_fp8,
             LATENT=triton.next_power_of_2(size - rope_size),
             ROPE=triton.next_power_of_2(max(1, rope_size)),
         )

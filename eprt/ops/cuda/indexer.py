@@ -15,6 +15,7 @@ from torch import Tensor
 from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import mla_triton
 from eprt.ops.cuda.attention import absorbed
+from eprt.ops.cuda.cache import insert_entries
 from eprt.ops.elementwise import Rotation
 from eprt.ops.index_format import IndexFormat
 
@@ -143,7 +144,7 @@ def _choose_best(
 def index_insert(key_pages: Tensor, kv_slot_T: Tensor, key_TD: Tensor) -> None:
     """As eprt.ops.indexer.index_insert. key_pages must be contiguous; slots are not checked."""
     entry = IndexFormat(key_TD.shape[-1], key_pages.dtype)
-    key_pages.view(-1, entry.width).index_put_((kv_slot_T,), entry.encode(key_TD))
+    insert_entries(key_pages, kv_slot_T, key_TD.contiguous(), 0, entry.width, entry.is_fp8)
 
 
 def index_topk(
