@@ -33,7 +33,7 @@ from benchmarks.serving.two_batch import PAUSE_S, TwoBatchBound, power_columns, 
 from benchmarks.shapes import DEEPSEEK_V3, DEMO_MODEL
 from benchmarks.tools.report import RESULTS, BenchmarkReport
 from benchmarks.tools.timing import Timing
-from eprt import EngineConfig, EPGroup
+from eprt import EngineConfig, EPGroup, ops
 from eprt.gpu.device import take_device
 from eprt.layers.batch import ForwardBatch, Split
 from eprt.layers.lanes import Lanes
@@ -217,6 +217,9 @@ class MoEOnly:
 
     def attend(self, microbatch: Microbatch, cache: LayerCache) -> tuple[Tensor, Tensor]:
         return self._norm(microbatch.x_TH), microbatch.x_TH
+
+    def add_output(self, microbatch: Microbatch, y_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
+        return ops.add_rows(microbatch.x_TH, y_TH, shared_TH)
 
 
 def _in_turns(calls: dict[str, Callable[[], Any]], samples: int) -> Iterator[tuple[str, Callable[[], Any]]]:
