@@ -128,7 +128,8 @@ class Runner:
             "query_start_B1": query_start_B1,
             "logits_idx": self._logits_idx(schedule),
         }
-        if self.rows.tail_MF.shape[1]:
+        has_tails = self.rows.tail_MF.shape[1] > 0
+        if has_tails:
             arrays["tail_BF"] = self.rows.tail_MF.take(row_B, axis=0)
         uploaded = upload([*arrays.values(), schedule.row_S, *self._find_drafts(schedule)], self.device)
         *tensors, row_S, at_D, row_D, k_D = uploaded
@@ -142,8 +143,8 @@ class Runner:
             split=Split.in_middle(query_start_B1.tolist()) if overlap == "tbo" else None,
             num_context=int(seq_len_B[num_decode:].sum()),
             longest=longest,
-            takeovers=_takeovers(schedule),
-            bookmarks=_bookmarks(schedule),
+            takeovers=_takeovers(schedule) if has_tails else (),
+            bookmarks=_bookmarks(schedule) if has_tails else (),
         )
         if self.last_token_M is not None:
             num = len(schedule.decodes)

@@ -22,6 +22,7 @@ class MoEBlock:
     routing: dict[str, Any]  # fields of MoEConfig
     gate_weight_EH: Tensor
     gate_bias_E: Tensor | None  # added to the scores for the choice only
+    gate_table_VK: Tensor | None  # the experts of each token id, where these choose them
     num_experts: int
     intermediate_size: int  # of an expert
     expert: Callable[[int], SwigluMatrices]  # the weights of a logical expert

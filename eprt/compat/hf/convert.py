@@ -82,8 +82,8 @@ def build_moe(
         **block.routing,
     )
     moe = EPMoE(config, group, device=device.type, **options)
-    bias_E = block.gate_bias_E
-    moe.load_gate(_own(block.gate_weight_EH, device), None if bias_E is None else _own(bias_E, device))
+    given = (None if each is None else _own(each, device) for each in (block.gate_bias_E, block.gate_table_VK))
+    moe.load_gate(_own(block.gate_weight_EH, device), *given)
     for slot, logical in enumerate(moe.expert_of_slot):
         if logical >= 0:
             moe.load_expert(slot, *(_on(matrix, device) for matrix in expert(logical)))
@@ -92,7 +92,7 @@ def build_moe(
         shared_format = config.weight_format
         if weight_format is None and not isinstance(block.shared[0], Weight):
             shared_format = "same"
-        moe.load_shared(MLP(gate, up, down, shared_format, config.dtype))
+        moe.load_shared(MLP(gate, up, down, shared_format, config.dtype, config.swiglu_limit))
     return moe
 
 
@@ -109,7 +109,7 @@ def replace_moe_blocks(
         raise TypeError(f"{type(model).__name__} has no block of the kinds {', '.join(KINDS)}")
     for name, module in found:
         try:
-            check_block(module)
+            check_block(module, kind_of(module).has_limit)
         except ValueError as error:  # before any block is replaced
             raise ValueError(f"[rank {group.rank}/{group.size}] {name}: {error}") from None
     read = None if loader is None else open_loader(loader)
@@ -129,7 +129,7 @@ def replace_moe_blocks(
 def describe_moe(module: nn.Module, loader: Loader | None = None, prefix: str = "") -> MoEBlock:
     """Reads a block without changing or copying it. loader, prefix: as for convert_moe."""
     kind = kind_of(module)
-    check_block(module)
+    check_block(module, kind.has_limit)
     children = dict(module.named_children())
     experts, gate, shared = children["experts"], children["gate"], children.get("shared_experts")
     num_experts, intermediate_size = expert_shape(experts)
@@ -140,6 +140,7 @@ def describe_moe(module: nn.Module, loader: Loader | None = None, prefix: str = 
         routing=kind.routing(module),
         gate_weight_EH=gate_weight_EH,
         gate_bias_E=tensors.get("e_score_correction_bias"),
+        gate_table_VK=tensors.get("tid2eid"),
         num_experts=num_experts,
         intermediate_size=intermediate_size,
         expert=expert_reader(experts),
@@ -160,6 +161,8 @@ def describe_moe(module: nn.Module, loader: Loader | None = None, prefix: str = 
 
 def _loaded(block: MoEBlock, named: NamedWeights, shared_size: int | None) -> MoEBlock:
     """The block with its weights read by name."""
+    if block.gate_table_VK is not None or block.routing["scoring"] == "sqrtsoftplus":
+        raise ValueError("blocks of DeepSeek V4 are not read by name; load the model's weights first, without loader=")
     weight_EH, bias_E = block.gate_weight_EH, block.gate_bias_E
     hidden_size, bias_name = weight_EH.shape[1], "gate.e_score_correction_bias"
     return replace(
@@ -239,7 +242,11 @@ def _returns_tuple(module: nn.Module, config: MoEConfig) -> bool:
     if isinstance(gate, nn.Linear) or any(w.is_meta or w.dtype == torch.float8_e4m3fn for w in weights):
         return isinstance(gate, nn.Linear)  # transformers 4, whose blocks returned both
     was_training = module.training
+    device = weights[0].device
+    token_ids = (
+        (torch.zeros(1, 1, dtype=torch.int64, device=device),) if "tid2eid" in dict(gate.named_buffers()) else ()
+    )
     with torch.no_grad():
-        out = module.eval()(torch.zeros(1, 1, config.hidden_size, dtype=weights[0].dtype, device=weights[0].device))
+        out = module.eval()(torch.zeros(1, 1, config.hidden_size, dtype=weights[0].dtype, device=device), *token_ids)
     module.train(was_training)
     return isinstance(out, tuple)

@@ -16,6 +16,7 @@ class BlockKind:
     # What published checkpoints call the block where a model calls it mlp, and gate, up and down of an expert.
     checkpoint_name: str = "mlp"
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    has_limit: bool = False  # whether its experts, the shared one too, cut their activations at `limit`
 
 
 def _deepseek_v2(module: Any) -> dict[str, Any]:
@@ -46,6 +47,16 @@ def _sigmoid(module: Any) -> dict[str, Any]:
     }
 
 
+def _deepseek_v4(module: Any) -> dict[str, Any]:
+    router = module.gate
+    return {
+        "scoring": "sqrtsoftplus",
+        "top_k": router.top_k,
+        "routed_scaling_factor": router.routed_scaling_factor,
+        "swiglu_limit": module.experts.limit,
+    }
+
+
 def _qwen3_moe(module: Any) -> dict[str, Any]:
     router = _router(module)
     return {"scoring": "softmax_topk", "top_k": router.top_k, "norm_topk_prob": router.norm_topk_prob}
@@ -64,6 +75,7 @@ KINDS = {
     "deepseekv2moe": BlockKind(_deepseek_v2),
     "deepseekv3moe": BlockKind(_sigmoid),
     "deepseekv32moe": BlockKind(_sigmoid),
+    "deepseekv4sparsemoeblock": BlockKind(_deepseek_v4, "ffn", ("w1", "w3", "w2"), has_limit=True),
     "glm4moemoe": BlockKind(_sigmoid),
     "qwen3moesparsemoeblock": BlockKind(_qwen3_moe),
     "mixtralsparsemoeblock": BlockKind(_mixtral, "block_sparse_moe", ("w1", "w3", "w2")),

@@ -15,13 +15,13 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _ACTIVATION_LIMITS = ("swiglu_limit", "swiglu_alpha", "limit", "gate_softcap", "up_softcap")
 
 
-def check_block(block: nn.Module) -> None:
-    """ValueError naming the module and the remedy."""
+def check_block(block: nn.Module, has_limit: bool = False) -> None:
+    """ValueError naming the module and the remedy. has_limit: activations are cut at `limit`, as they will be here."""
     for name, module in block.named_modules():
         where = f"{type(block).__name__}.{name}" if name else type(block).__name__
         _check_adapter(where, module)
         _check_hooks(where, module)
-        _check_activation(where, module)
+        _check_activation(where, module, ("limit",) if has_limit else ())
         _check_quantisation(where, module)
     for name, _ in block.named_parameters():
         if name.endswith("bias") and not name.endswith("e_score_correction_bias"):
@@ -50,12 +50,12 @@ def _module_of(hook: Any) -> str:
     return str(vars(type(hook)).get("__module__") if not callable(hook) else hook.__module__)
 
 
-def _check_activation(where: str, module: nn.Module) -> None:
+def _check_activation(where: str, module: nn.Module, known: tuple[str, ...]) -> None:
     act_fn = dict(module.named_children()).get("act_fn")
     if act_fn is not None and "silu" not in type(act_fn).__name__.lower():
         _refuse(where, f"uses {type(act_fn).__name__}; only SiLU is supported")
     for name in _ACTIVATION_LIMITS:
-        if vars(module).get(name) is not None:
+        if name not in known and vars(module).get(name) is not None:
             _refuse(where, f"has {name}={vars(module)[name]}; only plain SwiGLU is supported")
 
 

@@ -99,7 +99,7 @@ def test_a_gpu_is_told_of_too_and_what_does_not_fit_is_not_loaded(device, tmp_pa
     tell_memory(engine, group)
     assert re.fullmatch(
         r"memory of each rank: .* of 1\.00 GB: weights .*, experts .*, KV cache .*, exchange and steps at most 20%; "
-        r"\d+ tokens",
+        r"\d+ tokens, 480 bytes each, longest context 256 tokens",
         caplog.messages[-1],
     )
     with pytest.raises(MemoryError, match="does not fit"):

@@ -6,12 +6,13 @@ import pytest
 from torch import nn
 
 from eprt.compat.hf.kinds import KINDS, is_moe_block, kind_of
-from tests import tiny
+from tests import tiny, tiny_v4
 
 
 def test_every_family_has_its_kind():
     seen = {type(tiny.make_moe_block(family)).__name__.lower() for family in tiny.FAMILIES}
-    assert seen == set(KINDS)
+    v4 = tiny_v4.make_model(num_hidden_layers=1, compress_ratios=[0]).model.layers[0].mlp
+    assert {*seen, type(v4).__name__.lower()} == set(KINDS)
     assert not is_moe_block(nn.Linear(2, 2))
     with pytest.raises(
         TypeError, match="ReLU is not a block of the kinds deepseekv2moe, deepseekv3moe, deepseekv32moe, "
