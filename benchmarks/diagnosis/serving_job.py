@@ -4,7 +4,7 @@ Implements docs/diagnosis-noise.md; what is usual is drawn by serving_noise.py. 
 detected, and shares with the detector only the format of a line.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from eprt.diagnostics.log.events import WindowRecord
@@ -134,17 +134,15 @@ def _amount(
         place_NN = (ranks_N == 0)[:, None] & (ranks_N > 0)
     elif fault.kind == "node comm":
         place_NN = place_NN & (node_of_rank_N[:, None] != fault.place[0])
-    num = len(node_of_rank_N)
 
     def wait_us(amount: float) -> float:
-        few = min(4, len(usual.attention_us_WN))
-        shape = (few, num, num)
+        shape = usual.latency_us_WNN.shape
         extra = _Extra(
-            np.ones((few, num)) + (amount * ranks_N if ranks_N.any() else 0),
+            np.ones(shape[:2]) + (amount * ranks_N if ranks_N.any() else 0),
             np.zeros(shape) if ranks_N.any() else np.broadcast_to(amount * links_NN, shape),
-            np.ones(few),
+            np.ones(len(usual.attention_us_WN)),
         )
-        logged = _play(_first_windows(usual, few), extra, seed)
+        logged = _play(replace(usual, pause_us_WN=0 * usual.pause_us_WN), extra, seed)
         return float((logged.dispatch_us_WNN + logged.combine_us_WNN)[:, place_NN].mean())
 
     usual_us = wait_us(0.0)
@@ -156,19 +154,6 @@ def _amount(
         middle = (low + high) / 2
         low, high = (middle, high) if wait_us(middle) < wanted_us else (low, middle)
     return (low + high) / 2
-
-
-def _first_windows(usual: Usual, few: int) -> Usual:
-    return Usual(
-        usual.attention_us_WN[:few],
-        usual.experts_us_WN[:few],
-        usual.latency_us_WNN[:few],
-        usual.pause_us_WN[:few] * 0,
-        usual.tokens_WNN[:few],
-        usual.contexts_WN[:few],
-        usual.tail_exponent,
-        usual.call_cv,
-    )
 
 
 def _play(usual: Usual, extra: _Extra, seed: int) -> _Logged:

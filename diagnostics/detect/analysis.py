@@ -12,7 +12,7 @@ from . import detector, zscore
 from .cost import Cost
 from .early import EarlyRank, early_rank, split_early
 from .evidence import ADVICE, HIGH_COMPUTE, Evidence
-from .folding import fold, join_nodes, without_explained, without_wide_echoes
+from .folding import fold, join_nodes, without_explained, without_small_echoes, without_wide_echoes
 from .sightings import Outliers, Sighting
 from .topology import LinkTopology
 from .wide import find_wide
@@ -106,7 +106,7 @@ def analyse_matrices(
     kept = _without_parts([s for s in sightings if not _is_uneven_load(s, yardstick)], node_N)
     kept, echoed = _without_echoes(kept, yardstick)
     if method == "robust":
-        kept = fold(kept, node_N)
+        kept = fold(without_small_echoes(kept), node_N)
         kept += [s for s in find_wide(matrices, topology, baseline) if not any(s.is_seen_as(other) for other in kept)]
         is_slower = lambda s: WideEvidence.gather(yardstick, s, baseline).compute_ratio >= HIGH_COMPUTE  # noqa: E731
         kept = without_wide_echoes(kept, is_slower)

@@ -20,11 +20,12 @@ from .sightings import Outliers, Place, Sighting, sightings_of
 from .topology import LinkTopology
 
 MIN_RANKS_FOR_MEDIANS = 4
-MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 1.7  # over the whole run; less is not worth anybody's time
+MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 1.6  # over the whole run; less is not worth anybody's time
 SHORT_POINT_RATIO = 1.0  # over the number of windows, added for points: a short run needs a larger one
 BURST_Z, BURST_RATIO = 8.0, 4.0  # a rank that stands out so far is reported from a single window
 ALONE_Z, ALONE_RATIO = 6.5, 2.5  # the same where the log has one window only
 POINT_MARGIN, RANK_MARGIN = 0.5, 0.7  # on top of the least score: how noise persists is itself an estimate
+LONG_RUN, LONG_MARGIN = 6, 0.5  # windows in which a link may be raised without being high, and the score that it needs
 STEADY = 0.75  # of a run's windows are raised
 RANK_LIMITS = Limits(min_ratio=1.35, short_ratio=0.3, min_windows=3, min_peer_ratio=1.1)  # of a change against the past
 LINK_LIMITS = Limits(min_ratio=1.5, short_ratio=1.0, min_windows=4, min_peer_ratio=1.2)
@@ -96,7 +97,11 @@ def _find_runs(
                 left_WP[at, run.place] = np.where(is_raised_W, z_W, -CLIP_Z)  # perhaps two runs, with calm between
                 continue
             left_WP[at, run.place] = -CLIP_Z  # it interrupts other runs
-            is_sure = chance.is_enough(z_W, num_places, num_windows) if is_point else (z_W >= HIGH_Z).sum() >= 2
+            if is_point:
+                is_long = length >= LONG_RUN and run.score >= min_score + LONG_MARGIN
+                is_sure = is_long or chance.is_enough(z_W, num_places, num_windows)
+            else:
+                is_sure = (z_W >= HIGH_Z).sum() >= 2
             if size >= min_ratio and is_sure and is_steady:
                 reported_WP[at, run.place] = True
                 yield run, size

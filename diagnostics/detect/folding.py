@@ -14,6 +14,7 @@ from .sightings import Place, Sighting
 NODE_SHARE = 0.6  # of a node's ranks
 RANGE = ("point", "row", "column", "node", "path", "tier", "job")  # the widest last
 PATH_SHARE = 0.25  # of the links between two nodes, both ways
+SMALL = 0.25  # of the largest excess: a column of so little is an echo
 SOURCE = 1.5  # a rank's ratio over that of what is wider, which is then its echo
 LONGER_BETWEEN = 1.15  # two nodes wait for each other, over how long the others wait for them
 LONGER_ALONE = 1.3  # the same where only one of the two is a sighting
@@ -106,6 +107,18 @@ def join_nodes(
 
 def _pairs_with(node: int, nodes: list[int]) -> list[tuple[int, int]]:
     return [(min(node, other), max(node, other)) for other in nodes if other != node]
+
+
+def without_small_echoes(sightings: list[Sighting]) -> list[Sighting]:
+    """Drops columns that are small beside another rank's in the same windows: it unsettles all."""
+    columns = [s for s in sightings if s.place.kind == "column"]
+
+    def is_echo(s: Sighting) -> bool:
+        return s.place.kind == "column" and any(
+            s.overlaps(other) and s.ratio - 1 < SMALL * (other.ratio - 1) for other in columns if other is not s
+        )
+
+    return [s for s in sightings if not is_echo(s)]
 
 
 def without_wide_echoes(sightings: list[Sighting], is_slower: Callable[[Sighting], bool]) -> list[Sighting]:

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 
 import pytest
-from eprt.diagnostics import Report
+from eprt.diagnostics import Report, WindowRecord
 from eprt.diagnostics.__main__ import main
 from eprt.diagnostics.page.server_source import Client
 
@@ -210,3 +211,47 @@ def test_an_answer_that_breaks_the_schema_is_named(monkeypatch, capsys, broken, 
     monkeypatch.setattr(Client, "get", lambda self, path: dict(whole))
     assert main(["--url", "http://somewhere", form]) == 2
     assert named in (error := capsys.readouterr().err) and "http://somewhere" in error and "Traceback" not in error
+
+
+def test_a_saved_baseline_and_a_topology(tmp_path, capsys):
+    write_records(tmp_path / "good", synthetic_records(8))
+    usual, racks = str(tmp_path / "usual.npz"), tmp_path / "racks.json"
+    assert main([str(tmp_path / "good"), "--save-baseline", usual]) == 0
+    assert f"{usual} has what is usual in 6 windows" in capsys.readouterr().out
+    slow = [slower(one, 3) for one in synthetic_records(8, seed=1)]
+    write_records(tmp_path / "slow", slow)
+    assert main([str(tmp_path / "slow"), "--json"]) == 0
+    capsys.readouterr()
+    assert main([str(tmp_path / "slow"), "--json", "--baseline", usual]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["kind"] == "job" and finding["rank"] is None
+    assert main([str(tmp_path / "slow"), "--text", "--baseline", usual]) == 1
+    text = capsys.readouterr().out
+    assert "job  3" in text and "most ranks compute longer than before" in text
+    racks.write_text('{"schema":"eprt.topology/1","levels":{"rack":[0,0,0,0,1,1,1,1]}}')
+    assert main([str(tmp_path / "good"), "--json", "--topology", str(racks)]) == 0
+
+
+def test_a_run_with_findings_is_saved_with_a_warning(tmp_path, capsys):
+    write_records(tmp_path / "late", synthetic_records(8, faults=[late(3)]))
+    assert main([str(tmp_path / "late"), "--save-baseline", str(tmp_path / "usual.npz")]) == 1
+    assert "not a good run to compare with" in capsys.readouterr().err and (tmp_path / "usual.npz").exists()
+
+
+@pytest.mark.parametrize("option", ["--baseline", "--save-baseline", "--topology"])
+def test_what_a_log_is_compared_with_is_not_for_a_server(option, capsys):
+    with pytest.raises(SystemExit):
+        main(["--url", "http://127.0.0.1:1", option, "x", "--json"])
+    assert f"{option} is for DIR" in capsys.readouterr().err
+
+
+def test_a_file_to_compare_with_that_is_none(tmp_path, capsys):
+    write_records(tmp_path / "good", synthetic_records(8))
+    (tmp_path / "usual.npz").write_text("usual")
+    assert main([str(tmp_path / "good"), "--json", "--baseline", str(tmp_path / "usual.npz")]) == 2
+    assert "is not a baseline (eprt diagnose DIR --save-baseline FILE writes one)" in capsys.readouterr().err
+
+
+def slower(one: WindowRecord, factor: float) -> WindowRecord:
+    waits = {name: tuple(factor * us for us in getattr(one, name)) for name in ("dispatch_wait_us", "combine_wait_us")}
+    return replace(one, compute_us=factor * one.compute_us, **waits)

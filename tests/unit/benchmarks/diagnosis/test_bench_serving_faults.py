@@ -1,0 +1,37 @@
+"""The fault suite on simulated serving jobs, reduced, on families and seeds that nothing is tuned on."""
+
+import pytest
+
+from benchmarks.diagnosis.bench_serving_faults import ServingCase, cases, summary, tally
+from benchmarks.diagnosis.serving_noise import UNSEEN, UNSEEN_SEEDS
+
+RANKS = (4, 8, 16)
+
+
+def tallied(kind: str, factor: float = 1.0, ranks=RANKS, most: int = 3) -> dict[str, float]:
+    """`everything` is left out where the other noises are enough to tell."""
+    rows = [tally(ServingCase(family, n, kind, factor), UNSEEN_SEEDS, most) for family in UNSEEN for n in ranks]
+    return {name: sum(row[name] for row in rows) for name in ("jobs", "named", "others", "blamed", "windows")}
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("column comp", 3.0), ("row", 2.0), ("point", 3.0)])
+def test_a_fault_is_named(kind, factor):
+    counts = tallied(kind, factor)
+    assert counts["named"] >= 0.9 * counts["jobs"]
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("job", 3.0), ("tier", 4.0), ("node comp", 2.0), ("path", 3.0)])
+def test_a_wide_fault_is_named(kind, factor):
+    counts = tallied(kind, factor, ranks=(8, 16))
+    assert counts["named"] >= 0.9 * counts["jobs"]
+
+
+def test_clean_jobs_name_nobody_and_early_ranks_are_not_blamed():
+    clean, early = tallied("clean"), tallied("early")
+    assert 1000 * clean["others"] <= 3 * clean["windows"]
+    assert early["blamed"] <= 0.05 * early["jobs"]
+
+
+def test_the_table_keeps_seen_and_unseen_apart():
+    rows = [tally(case, 0, 1) for case in cases(["steady", "diurnal"], [4], ["clean"])]
+    assert [(row["families"], row["jobs"]) for row in summary(rows)] == [("seen", 4), ("unseen", 4)]
