@@ -8,7 +8,8 @@ token gets a logit that nothing else reaches, in both. So the forward passes hav
 what is left is what the form costs. Only steps count in which every stream decodes.
 
 step: median over such steps of the wall time, per token; cpu: likewise of processor time of all threads. more: median
-over the rounds, each of which compares two runs beside each other. waited: how long the step waits for its masks.
+over the rounds, each of which compares two runs beside each other. masks: how long the step makes masks, or waits for
+them.
 """
 
 import argparse
@@ -36,10 +37,10 @@ _ITEM = {
     "additionalProperties": False,
 }
 FORMS = {
-    "regex": StructuredOutputs(regex="[a-z ]*"),
+    "regex": StructuredOutputs(regex="([a-z ]*;){999}"),
     "json_schema": StructuredOutputs(json={"type": "array", "items": _ITEM, "minItems": 1000}),
     "json_objects": StructuredOutputs(json={"type": "array", "items": {"type": "object"}, "minItems": 1000}),
-    "grammar": StructuredOutputs(grammar='start: line+\nline: /[a-z]+/ "=" /[0-9]+/ ";"'),
+    "grammar": StructuredOutputs(grammar='start: line{999}\nline: /[a-z]+/ "=" /[0-9]+/ ";"'),
 }
 _ABOVE_ALL = 1e4
 
@@ -50,11 +51,11 @@ class Times:
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    waited: list[float] = field(default_factory=list)
+    masks: list[float] = field(default_factory=list)
 
     def per_token(self) -> dict[str, float]:
         """Microseconds."""
-        samples = {"step": self.wall, "cpu": self.cpu, "waited": self.waited}
+        samples = {"step": self.wall, "cpu": self.cpu, "masks": self.masks}
         return {name: statistics.median(values) / NUM_STREAMS * 1e6 for name, values in samples.items()}
 
 
@@ -63,10 +64,11 @@ class Prompter:
 
     def __init__(self, llm: LLM):
         self.times, self._texts_NT = Times(), None
-        self._llm, self._waited_s = llm, 0.0
+        self._llm, self._masks_s = llm, 0.0
         engine, masks = llm.engine, llm.engine._masks
-        self._step, self._forward, self._finish = engine._step, engine.runner.forward, masks.finish
-        engine._step, engine.runner.forward, masks.finish = self.step, self.forward, self.finish
+        self._step, self._forward = engine._step, engine.runner.forward
+        engine._step, engine.runner.forward = self.step, self.forward
+        masks.begin, masks.finish = self.timed(masks.begin), self.timed(masks.finish)
 
     @contextmanager
     def saying(self, texts_NT: np.ndarray | None) -> Iterator[Times]:
@@ -75,7 +77,7 @@ class Prompter:
         yield self.times
 
     def step(self, seen_seq: int):
-        scheduler, self._waited_s = self._llm.engine.scheduler, 0.0
+        scheduler, self._masks_s = self._llm.engine.scheduler, 0.0
         everyone = len(scheduler.running) == NUM_STREAMS and not scheduler.waiting
         wall, cpu = time.perf_counter(), time.process_time()
         result = self._step(seen_seq)
@@ -83,7 +85,7 @@ class Prompter:
         if everyone and self._is_decoding:
             self.times.wall.append(wall)
             self.times.cpu.append(cpu)
-            self.times.waited.append(self._waited_s)
+            self.times.masks.append(self._masks_s)
         return result
 
     def forward(self, batch, wants_hidden: bool):
@@ -102,17 +104,20 @@ class Prompter:
             logits_XV[at_X, token_X] = _ABOVE_ALL
         return logits_XV, *rest
 
-    def finish(self):
-        start = time.perf_counter()
-        masks = self._finish()
-        self._waited_s += time.perf_counter() - start
-        return masks
+    def timed(self, function):
+        def call(*arguments):
+            start = time.perf_counter()
+            result = function(*arguments)
+            self._masks_s += time.perf_counter() - start
+            return result
+
+        return call
 
 
 def generate(llm: LLM, form: StructuredOutputs | None, num_tokens: int) -> np.ndarray:
     """int64 [streams of all ranks, tokens]."""
     params = [
-        SamplingParams(max_tokens=num_tokens, temperature=1, seed=i, ignore_eos=True, structured_outputs=form)
+        SamplingParams(max_tokens=num_tokens, temperature=1, seed=i, ignore_eos=form is None, structured_outputs=form)
         for i in range(NUM_STREAMS * llm.group.size)
     ]
     outputs = llm.generate(["Tell me about it."] * len(params), params)
@@ -139,7 +144,7 @@ def measure_form(
         for what in ("step", "cpu")
         for name in ("free", "held")
     }
-    columns["waited_us"] = statistics.median(pair["held"]["waited"] for pair in pairs)
+    columns["masks_us"] = statistics.median(pair["held"]["masks"] for pair in pairs)
     for what in ("step", "cpu"):
         more = [100 * (pair["held"][what] / pair["free"][what] - 1) for pair in pairs]
         columns[f"{what}_more_percent"] = statistics.median(more)
