@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS, at_ranks, need_gpus, run_case
+from tests.gpu.gpus import NUM_GPUS, at_ranks, need_gpus
 
 pytest.importorskip("triton")
 
@@ -46,7 +46,10 @@ def test_every_attention_kernel_in_a_whole_model():
 
 @pytest.mark.parametrize("num_ranks", at_ranks(1, 2))
 def test_structured_outputs(num_ranks):
-    run_case(num_ranks, "cases_structured:forms_are_kept")
+    need_gpus(num_ranks)
+    from tests.ranks.launch import run_ranks
+
+    run_ranks(num_ranks, "tests.gpu.cases_structured:forms_are_kept", timeout_s=280)
 
 
 @pytest.mark.long
