@@ -6,10 +6,10 @@ Servers of the demo model on CPU ranks, over HTTP. All answers are compared with
 log-probabilities, finish reason and usage.
 
     equal     mixed requests to 1 + 1 and 2 + 1 instances (prefill + decode), without drafts and with two
-    kill      a prefill instance, or one of two decode instances, is killed at a random moment of a burst of streams,
+    kills     a prefill instance, or one of two decode instances, is killed at a random moment of a burst of streams,
               and started again before the next; silence_ms is the longest time between two events of any stream
-    leave     clients leave at random moments; then every page must be free or cached
-    turn      the second turn of chats: pages that were copied, and those that the decode instance had
+    clients   clients leave at random moments: then every page must be free or cached; and the second turn of chats:
+              pages that were copied, and those that the decode instance had
 
 computed_prompt_tokens counts prompt tokens that decode instances computed: where there are any, prompts ran beside
 decodes.
@@ -46,6 +46,7 @@ class InstancesBench:
     def __init__(self, server: RunningServer, seed: int):
         self.server, self._random = server, random.Random(seed)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._num_killed = 0
         self._http = httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=limits)
 
     async def close(self) -> None:
@@ -83,9 +84,13 @@ class InstancesBench:
     async def document(self) -> dict[str, Any]:
         return (await self._http.get("/v1/eprt/instances")).json()
 
-    async def wait_ready(self) -> None:
+    async def wait_ready(self, num_lost: int) -> None:
+        """Until so many instances were lost, and have successors."""
         deadline_s = time.monotonic() + PATIENCE_S
-        while any(one["state"] != "ready" for one in (await self.document())["instances"]):
+        while True:
+            now = await self.document()
+            if now["instances_lost"] >= num_lost and all(one["state"] == "ready" for one in now["instances"]):
+                return
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"an instance does not come back:\n{self.server.output()[-4000:]}")
             await asyncio.sleep(0.1)
@@ -119,13 +124,14 @@ class InstancesBench:
         self, requests: list[dict[str, Any]], role: str, burst_s: float
     ) -> tuple[list[ObservedStream], int]:
         """A burst in which an instance of the role is killed; and how many sequences it had."""
-        await self.wait_ready()
+        await self.wait_ready(self._num_killed)
         there = [one for one in (await self.document())["instances"] if one["role"] == role]
         victim = self._random.choice(there)
         running = asyncio.ensure_future(self.burst(requests, len(requests)))
         await asyncio.sleep(self._random.uniform(0.0, 0.8) * burst_s)
         (now,) = [one for one in (await self.document())["instances"] if one["name"] == victim["name"]]
         os.kill(self._random.choice(victim["ranks"])["pid"], signal.SIGKILL)
+        self._num_killed += 1
         return await running, now["sequences"]
 
     async def leave_all(self, num: int, num_tokens: int) -> None:
@@ -210,7 +216,6 @@ async def _kills(
         total = {name: sum(row[name] for row in rows) for name in rows[0]}
         wrong += total["failed"] + total["different"]
         report.add_row(
-            part="kill",
             instance=role,
             kills=arguments.kills,
             **total,
@@ -261,9 +266,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--leaves", type=int, default=1000, help="clients that leave, default %(default)s")
     parser.add_argument("--turns", type=int, default=10, help="chats of two turns, default %(default)s")
     parser.add_argument("--seed", type=int, default=0)
+    text = "one of the parts, each of which has a result file; default: all"
+    parser.add_argument("--part", choices=tuple(_PARTS), help=text)
     arguments = parser.parse_args(argv)
+    names = [arguments.part] if arguments.part else list(_PARTS)
+    return 1 if sum(_PARTS[name](arguments) for name in names) else 0
+
+
+def _report(part: str, arguments: argparse.Namespace) -> BenchmarkReport:
     config = {"streams": arguments.streams, "tokens": arguments.tokens, "model": DEMO_MODEL.parent.name}
-    report, wrong = BenchmarkReport("prefill_decode", config), 0
+    return BenchmarkReport(f"prefill_decode_{part}", config)
+
+
+def _run_equal(arguments: argparse.Namespace) -> int:
+    """As all parts: how much was wrong."""
+    report, wrong = _report("equal", arguments), 0
     requests = bodies(arguments.requests, arguments.tokens)
     for num_drafts in (0, 2):
         expected = _alone(num_drafts, requests, arguments.seed)
@@ -272,15 +289,30 @@ def main(argv: list[str] | None = None) -> int:
             with RunningServer(DEMO_MODEL, 0, *flags, timeout_s=PATIENCE_S) as server:
                 row = asyncio.run(_equal(server, requests, expected, arguments.seed))
             wrong += row["failed"] + row["different"] + row["pages_left"] + row["faults"]
-            report.add_row(part="equal", instances=f"{num_prefill} + {num_decode}", drafts=num_drafts, **row)
+            report.add_row(instances=f"{num_prefill} + {num_decode}", drafts=num_drafts, **row)
             print(report.rows[-1], file=sys.stderr, flush=True)
+    report.finish()
+    return wrong
+
+
+def _run_kills(arguments: argparse.Namespace) -> int:
+    report = _report("kills", arguments)
     expected = _alone(0, bodies(arguments.streams, arguments.tokens), arguments.seed)
     with RunningServer(DEMO_MODEL, 0, *_flags(1, 2, 0), "--restart-lost-ranks", timeout_s=PATIENCE_S) as server:
-        wrong += asyncio.run(_kills(server, report, arguments, expected))
-    with RunningServer(DEMO_MODEL, 0, *_flags(1, 1, 0), timeout_s=PATIENCE_S) as server:
-        wrong += asyncio.run(_leave_and_turn(server, report, arguments))
+        wrong = asyncio.run(_kills(server, report, arguments, expected))
     report.finish()
-    return 1 if wrong else 0
+    return wrong
+
+
+def _run_clients(arguments: argparse.Namespace) -> int:
+    report = _report("clients", arguments)
+    with RunningServer(DEMO_MODEL, 0, *_flags(1, 1, 0), timeout_s=PATIENCE_S) as server:
+        wrong = asyncio.run(_leave_and_turn(server, report, arguments))
+    report.finish()
+    return wrong
+
+
+_PARTS = {"equal": _run_equal, "kills": _run_kills, "clients": _run_clients}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ def instances_document(fleet: Fleet) -> dict[str, Any]:
 
 
 def _instance(fleet: Fleet, instance: Instance) -> dict[str, Any]:
-    pool, stats = instance.pool, instance.pool.stats
+    pool = instance.pool
+    stats = pool.stats if instance.state != "lost" else []
     ranks = [
         {"rank": instance.first_rank + rank, "pid": each.pid, "host": each.host} for rank, each in pool.ranks.items()
     ]
