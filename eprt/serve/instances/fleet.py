@@ -32,7 +32,8 @@ from eprt.serve.ranks.request_metrics import RequestMetrics
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 0.1  # between two looks for pages that are held for too long
+_LOOK_S = 0.1  # between two looks for pages that are held for too long, and for processes that stand still
+_STOPPED_LOOKS = 6  # that must find a process stopped
 
 
 class Fleet:
@@ -53,6 +54,7 @@ class Fleet:
         self._on_drain = on_drain
         self._instance_of: dict[int, Instance] = {}  # by id() of a Rank that is connected
         self._num_made = 0
+        self._stopped_looks: dict[int, int] = {}  # by pid: how many looks in a row have found it stopped
         self._retiring: dict[str, asyncio.Task] = {}  # by instance
         self._seeds = random.Random(config.options.engine.seed)
         self._first_rank, first = {}, 0
@@ -70,6 +72,19 @@ class Fleet:
         while True:
             await asyncio.sleep(_LOOK_S)
             self.handoffs.give_up_late()
+            self._give_up_stopped()
+
+    def _give_up_stopped(self) -> None:
+        """A rank that was stopped (SIGSTOP) is lost, and must not go on later. One that hangs in a step is noticed by
+        those that wait for it."""
+        for instance in self.living:
+            for rank in instance.pool.members:
+                looks = self._stopped_looks.pop(rank.pid, 0) + 1 if rank.is_stopped else 0
+                if looks >= _STOPPED_LOOKS:
+                    rank.kill()
+                    instance.pool.lose(rank, "was stopped, and is killed")
+                elif looks:
+                    self._stopped_looks[rank.pid] = looks
 
     # -- for the API --
 
@@ -158,6 +173,7 @@ class Fleet:
         rank = instance.pool.on_hello(hello, transport)
         if rank is not None:
             self._instance_of[id(rank)] = instance
+            rank.watch_process()
         return rank
 
     def _find_instance(self, hello: msg.Hello) -> Instance | None:
@@ -201,6 +217,8 @@ class Fleet:
     def on_closed(self, rank: Rank | None, is_rank0: bool) -> None:
         if rank is not None:
             self._instance_of.pop(id(rank)).pool.on_closed(rank, is_rank0)
+            rank.forget_process()
+            self._stopped_looks.pop(rank.pid, None)
 
     def on_handoff(self, pool: RankPool, rank: Rank, message: msg.Held | msg.Arrived) -> None:
         instance = self._instance_of[id(rank)]

@@ -45,3 +45,10 @@ def test_what_cannot_be_served_is_status_2(capsys, monkeypatch):
     monkeypatch.setattr(machine, "memory_bytes", lambda: 100 << 20)
     assert program.main(["--model", str(MODEL), "--dry-run"]) == 2
     assert "no memory is left for a KV cache: weights and buffers take " in capsys.readouterr().err
+
+
+def test_instances_are_told_by_role_and_share_the_host(capsys):
+    flags = ["--prefill", "1", "--decode", "2", "--prefill-ranks", "2", "--skip-tokenizer-init", "--dry-run"]
+    assert program.main(["--model", str(MODEL), *flags]) == 0
+    said = capsys.readouterr().out
+    assert "prefill instances, memory of each of 2 ranks" in said and "decode instances, memory of 1 rank" in said
