@@ -33,6 +33,7 @@ def _index_scores(
     query,
     weight_XN,
     keys,
+    offset_P,
     page_table,
     request_X,
     length_X,
@@ -58,7 +59,9 @@ def _index_scores(
     known = position < length
     request = tl.load(request_X + row).to(tl.int64)
     page = tl.load(page_table + request * table_width + position // PAGE, mask=known, other=0)
-    key = keys + (page.to(tl.int64) * PAGE + position % PAGE) * entry_size
+    # Read from memory, so that the compiler takes no multiple of the entry's 132 bytes for one of 16.
+    offset = tl.load(offset_P + position % PAGE, mask=known, other=0)
+    key = keys + (page.to(tl.int64) * PAGE + offset) * entry_size
     inside = known[:, None] & (i < size)[None, :]
     mask = (head < num_heads)[:, None] & (i < size)[None, :]
     q = tl.load(query + row * query_row + head[:, None] * query_head + i[None, :], mask=mask, other=0.0)
@@ -188,6 +191,7 @@ def _choose_rows(
         query_XND,
         weight_XN,
         key_pages,
+        torch.arange(page_size, dtype=torch.int32, device=query_XND.device),
         *where,
         *query_XND.stride()[:2],
         N,
