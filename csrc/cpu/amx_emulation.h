@@ -60,6 +60,20 @@ inline void emulated_multiply(int c, int a, int b) {
   }
 }
 
+inline void emulated_multiply_int8(int c, int a, int b) {
+  for (int row = 0; row < t_tile[c].rows; ++row) {
+    for (int col = 0; col < t_tile[c].row_bytes / 4; ++col) {
+      int32_t sum;
+      std::memcpy(&sum, t_tile[c].data[row] + 4 * col, 4);
+      for (int k = 0; k < t_tile[a].row_bytes; ++k) {
+        const auto w = static_cast<int8_t>(t_tile[a].data[row][k]);
+        sum += w * static_cast<int8_t>(t_tile[b].data[k / 4][4 * col + k % 4]);
+      }
+      std::memcpy(t_tile[c].data[row] + 4 * col, &sum, 4);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace eprt
 
@@ -67,9 +81,11 @@ inline void emulated_multiply(int c, int a, int b) {
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
 #define _tile_loadconfig(config) emulated_config(config)
 #define _tile_release() static_cast<void>(0)
 #define _tile_zero(t) emulated_zero(t)
 #define _tile_loadd(t, base, stride) emulated_load(t, base, stride)
 #define _tile_stored(t, base, stride) emulated_store(t, base, stride)
 #define _tile_dpbf16ps(c, a, b) emulated_multiply(c, a, b)
+#define _tile_dpbssd(c, a, b) emulated_multiply_int8(c, a, b)

@@ -4,14 +4,14 @@
 // top_p ends is sorted. A row reads its logits once and uses one row of scratch, so it evicts little from the caches.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 
 #include "cpu/buffer.h"
 #include "cpu/draw.h"
+#include "cpu/team.h"
 #include "cpu/vec.h"
 
 namespace eprt {
@@ -151,12 +151,12 @@ inline int64_t invert(const float* weights, int64_t n, double u) {
 }
 
 inline void draw_any(const DrawArgs& args) {
-#pragma omp parallel num_threads(args.num_threads) if (args.rows > 1)
-  {
+  std::atomic<int64_t> next{0};
+  const int64_t team = min_of<int64_t>(args.rows, max_of(args.num_threads, 1));
+  parallel_for(team, static_cast<int>(team), [&](int64_t) {
     Buffer<float> weights(args.vocab);
     Buffer<Candidate> scratch(args.vocab);
-#pragma omp for schedule(dynamic)
-    for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t r; (r = next.fetch_add(1, std::memory_order_relaxed)) < args.rows;) {
       weigh(args.logits + args.row[r] * args.logits_row, args.temperature[r], args.vocab, weights.get());
       if (args.min_p[r] > 0) {
         for (int64_t i = 0; i < args.vocab; ++i) {
@@ -167,7 +167,7 @@ inline void draw_any(const DrawArgs& args) {
       if (cuts) truncate(weights.get(), args.vocab, args.top_k[r], args.top_p[r], scratch.get());
       args.token[r] = invert(weights.get(), args.vocab, args.u[r]);
     }
-  }
+  });
 }
 
 }  // namespace

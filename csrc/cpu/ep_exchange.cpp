@@ -3,17 +3,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/team.h"
+
 namespace eprt::ep {
 namespace {
 
 constexpr int kMaxTopK = 64;                        // terms of a row, kept on the stack
 constexpr size_t kParallelBytes = size_t{1} << 20;  // smaller work is done before other threads have woken up
 
-// Calls fn(i) for all rows, on this rank's OpenMP threads if there are many rows.
+// Calls fn(i) for all rows, on this rank's threads if there are many rows.
 template <class Fn>
 void for_rows(int64_t num_rows, size_t row_bytes, const Fn& fn) {
-#pragma omp parallel for schedule(static) if (num_rows * row_bytes > kParallelBytes)
-  for (int64_t i = 0; i < num_rows; ++i) fn(i);
+  parallel_for(num_rows, num_rows * row_bytes > kParallelBytes ? last_team_size() : 1, fn);
 }
 
 int64_t slot_at(const Tokens& tokens, int64_t i) {

@@ -5,6 +5,8 @@
 #include <limits>
 #include <vector>
 
+#include "cpu/team.h"
+
 namespace eprt {
 namespace {
 
@@ -118,12 +120,12 @@ void gate_row(const GateArgs& args, int64_t row, Scratch& scratch) {
 
 void gate_topk(const GateArgs& args, int num_threads) {
   const int64_t team = std::clamp<int64_t>(args.rows / kMinRowsPerThread, 1, std::max(num_threads, 1));
-#pragma omp parallel num_threads(static_cast<int>(team))
-  {
+  parallel_for(team, static_cast<int>(team), [&](int64_t share) {
     Scratch scratch(args);
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < args.rows; ++row) gate_row(args, row, scratch);
-  }
+    for (int64_t row = args.rows * share / team; row < args.rows * (share + 1) / team; ++row) {
+      gate_row(args, row, scratch);
+    }
+  });
 }
 
 }  // namespace eprt

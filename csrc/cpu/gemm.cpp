@@ -13,6 +13,7 @@
 
 #include "cpu/gemm_kernels.h"
 #include "cpu/isa.h"
+#include "cpu/team.h"
 
 namespace eprt {
 namespace {
@@ -107,6 +108,8 @@ int team_size(int num_threads, int64_t multiply_adds) {
   return multiply_adds < (1 << 18) ? 1 : std::max(num_threads, 1);
 }
 
+constexpr int64_t kShortPiece = 64;  // columns
+
 // Bounds the scratch memory for packed activations and for the experts' intermediate.
 constexpr int64_t kRowsAtOnce = 1024;
 
@@ -152,6 +155,12 @@ void gate_up_piece(const Pieces& pieces, int64_t id, const GemmKernels& kernels,
   });
 }
 
+void requantize_piece(const Pieces& pieces, int64_t id, const GemmKernels& kernels, int64_t k, const Packed& h) {
+  pieces.visit(id, [&](int64_t, int64_t row, int64_t rows, int64_t, int64_t) {
+    kernels.requantize(h.data + row * h.stride, rows, k);
+  });
+}
+
 thread_local Scratch t_packed, t_intermediate;
 
 Rows skip(const Rows& x, int64_t rows) {
@@ -170,18 +179,14 @@ void run_experts(const std::vector<RowGroup>& groups, const Rows& x, int64_t row
   const int64_t h_stride = kernels.packed_row_bytes(w2.k);
   const Packed h{t_intermediate.reserve(rows * h_stride), h_stride};
   const Output out{y, x.dtype, w2.n, nullptr};
-  // Experts differ in rows, so threads take pieces as they become free.
-#pragma omp parallel num_threads(team)
-  {
-    if (kernels.pack != nullptr) {
-#pragma omp for schedule(dynamic)
-      for (int64_t i = 0; i < row_blocks.count(); ++i) pack_piece(row_blocks, i, kernels, x, w13.k, packed);
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < gate_pieces.count(); ++i) gate_up_piece(gate_pieces, i, kernels, packed, w13, h);
-#pragma omp for schedule(dynamic) nowait
-    for (int64_t i = 0; i < down_pieces.count(); ++i) linear_piece(down_pieces, i, kernels, h, w2, out);
+  if (kernels.pack != nullptr) {
+    parallel_for(row_blocks.count(), team, [&](int64_t i) { pack_piece(row_blocks, i, kernels, x, w13.k, packed); });
   }
+  parallel_for(gate_pieces.count(), team, [&](int64_t i) { gate_up_piece(gate_pieces, i, kernels, packed, w13, h); });
+  if (kernels.requantize != nullptr) {
+    parallel_for(row_blocks.count(), team, [&](int64_t i) { requantize_piece(row_blocks, i, kernels, w2.k, h); });
+  }
+  parallel_for(down_pieces.count(), team, [&](int64_t i) { linear_piece(down_pieces, i, kernels, h, w2, out); });
 }
 
 }  // namespace
@@ -203,18 +208,18 @@ void linear(const Rows& x, int64_t m, const Matrix& w, const float* bias, void* 
     const int team = team_size(num_threads, rows * w.n * w.k);
     const std::vector<RowGroup> groups{{.matrix = 0, .row0 = 0, .rows = rows, .first_piece = 0}};
     const Pieces row_blocks(groups, 16, 1, 1);
-    const Pieces pieces = Pieces::for_team(groups, w.n, kernels, team, 1);
+    // Several pieces per thread, so that a thread that is interrupted keeps the others from little, unless they get
+    // short.
+    const int per_thread = static_cast<int>(std::clamp<int64_t>(w.n / (team * kShortPiece), 1, 4));
+    const Pieces pieces = Pieces::for_team(groups, w.n, kernels, team, per_thread);
     const Rows x_rows = skip(x, row0);
     const Packed packed = Packed::for_rows(x_rows, rows, w.k, kernels, t_packed);
     const Output out{static_cast<char*>(y) + row0 * w.n * bytes_of(x.dtype), x.dtype, w.n, bias};
-    const int pack_team = row_blocks.count() > 1 ? team : 1;
     if (kernels.pack != nullptr) {
-#pragma omp parallel for num_threads(pack_team) schedule(static)
-      for (int64_t i = 0; i < row_blocks.count(); ++i) pack_piece(row_blocks, i, kernels, x_rows, w.k, packed);
+      parallel_for(row_blocks.count(), team,
+                   [&](int64_t i) { pack_piece(row_blocks, i, kernels, x_rows, w.k, packed); });
     }
-    // Fixed shares: a thread finds the weights that it read in the last call in its cache.
-#pragma omp parallel for num_threads(team) schedule(static)
-    for (int64_t i = 0; i < pieces.count(); ++i) linear_piece(pieces, i, kernels, packed, w, out);
+    parallel_for(pieces.count(), team, [&](int64_t i) { linear_piece(pieces, i, kernels, packed, w, out); });
   }
 }
 

@@ -41,7 +41,8 @@ void linear(const Rows& x, int64_t m, const Matrix& w, const float* bias, void* 
 // y = (silu(x Wg^T) * (x Wu^T)) Wd^T for the rows of each expert; rows of expert e follow those of expert e - 1.
 // w13: matrices [2I, H], gate rows, then up rows; w2: matrices [H, I]. Expert e has matrix matrix_of_expert[e] of both
 // stacks, or matrix e if that is null. Rows of y past the last expert's are not written. The intermediate [rows, I] is
-// bfloat16 where the kernels multiply bfloat16 (AVX-512 and AMX with bfloat16 x), otherwise float32.
+// bfloat16 where the kernels multiply bfloat16 (AVX-512 and AMX with bfloat16 x), otherwise float32. AMX quantises
+// bfloat16 rows to int8, those of x and of the intermediate, where weights are int8.
 void grouped_experts(const Rows& x, const int32_t* count, int64_t num_experts, const int32_t* matrix_of_expert,
                      const Matrix& w13, const Matrix& w2, void* y, int num_threads);
 

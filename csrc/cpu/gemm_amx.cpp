@@ -1,41 +1,36 @@
 // AMX: bfloat16 activations times bfloat16, fp8 or int8 weights. Products with a float32 operand use the AVX-512
 // kernels.
 //
-// A tile instruction computes C[16][16] += A[16][32] B[32][16]. A is weight rows in their layout in memory, so weights
-// need no repacking. B is activations, packed once: in blocks of up to 16 rows, elements k and k + 1 of all rows side
-// by side. The sums C are therefore transposed, [column of y][row of y], and so is the packed layout: the SiLU of two
-// neighbouring rows of C is one line of the next product's B.
+// A tile instruction computes C[16][16] += A[16][step] B[step][16], a step being 64 bytes of a weight row. A is weight
+// rows in their layout in memory, so weights need no repacking. B is activations, packed once (gemm_amx_pack.h). The
+// sums C are therefore transposed, [column of y][row of y], and so is the packed layout: the SiLU of two neighbouring
+// rows of C is one line of the next product's B.
 //
-// tdpbf16ps adds the products of its even and of its odd elements separately, in order, then both to C: in fp32,
-// rounding to nearest even, subnormals as zero. No other row of x takes part, so the order is the same for every row.
-// int8 and e4m3 weights are exact in bf16; an fp8 block's scale multiplies the block's fp32 sums.
-#ifdef EPRT_EMULATE_AMX
-#include "cpu/amx_emulation.h"
-#else
-#include <immintrin.h>
-#endif
-
+// bf16 and fp8 weights: tdpbf16ps adds the products of its even and of its odd elements separately, in order, then both
+// to C: in fp32, rounding to nearest even, subnormals as zero. No other row of x takes part, so the order is the same
+// for every row. e4m3 values are exact in bf16; a block's scale multiplies the block's fp32 sums. int8 weights:
+// activations are quantised to int8 with a scale per row, and sums are integers.
 #include <memory>
 
+#include "cpu/gemm_amx_pack.h"
+#include "cpu/gemm_amx_tiles.h"
 #include "cpu/gemm_bf16x32.h"
 #include "cpu/gemm_epilogue.h"
 
 namespace eprt {
 namespace {
 
-constexpr int kTileRows = 16;           // rows of every tile, columns of C
-constexpr int kTileDepth = 32;          // elements of K in a tile
-constexpr int kMaxRows = 256;           // of a piece
-constexpr int kStripe = 2 * kTileRows;  // weight rows multiplied side by side
-// A stripe's stretch of K: for many rows, 32 KB of dequantised weights that stay in L1; for few rows, long runs of
-// memory.
-constexpr int64_t kDepth = 512, kLongDepth = 2048;
+// Steps of a stripe's stretch of K: for many rows, 32 KB of tiles that stay in L1; for few rows, long runs of memory.
+// fp8, which is always copied: 16 KB, so that writing and reading the tiles again leaves room for the weights
+// themselves.
+constexpr int kSteps = 16, kLongSteps = 64, kFp8Steps = 8;
+constexpr int kBlockSteps = 4;  // of an fp8 block
 
 struct alignas(64) Workspace {
-  float sums[2][kMaxColumns][kMaxRows];                            // transposed; [1]: up projection
-  float rows[kTileRows][kMaxColumns];                              // sums of one row block, not transposed
-  float block[4][kTileRows][kTileRows];                            // C tiles of one fp8 block
-  bf16 stripe[kLongDepth / kTileDepth][2][kTileRows][kTileDepth];  // A tiles
+  float sums[2][kMaxColumns][kMaxRows];               // transposed; [1]: up projection. int32 where weights are int8
+  float rows[kTileRows][kMaxColumns];                 // sums of one row block, not transposed
+  float block[2][4][kTileRows][kTileRows];            // C tiles of two fp8 blocks
+  char stripe[kLongSteps][2][kTileRows][kStepBytes];  // A tiles
 };
 
 Workspace& workspace() {
@@ -43,216 +38,162 @@ Workspace& workspace() {
   return *space;
 }
 
-// ---- tile registers -------------------------------------------------------------------------------------------------
-// C: tiles 0 and 1 (weight rows 0-15 and 16-31 of the stripe) for the first row block, 2 and 3 for the second. A: 4
-// and 5. B: 6 and 7.
-
-// GCC's tile intrinsics do not declare which memory they read. This makes earlier stores to *p visible to them.
-inline void settle(const void* p) { asm volatile("" ::"r"(p) : "memory"); }
-
-struct alignas(64) TileConfig {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
+// What a stored type of weights is in A tiles.
+template <class W>
+struct TileFormat {
+  static constexpr bool kInteger = std::is_same_v<W, int8_t>;
+  static constexpr bool kInPlace = !std::is_same_v<W, fp8>;   // A tiles may be the weights in memory
+  static constexpr int64_t kUnit = sizeof(W) == 1 ? 64 : 32;  // elements converted together: 64 bytes of bf16 and int8
+  static constexpr int kUnitSteps = std::is_same_v<W, fp8> ? 2 : 1;
 };
-
-// Configures the tiles for row blocks of `rows0` and `rows1` activations (rows1: 0 if there is one block).
-void configure(int rows0, int rows1) {
-  TileConfig config{.palette = 1, .start_row = 0, .reserved = {}, .row_bytes = {}, .rows = {}};
-  const int width[8] = {rows0, rows0, rows1, rows1, kTileRows, kTileRows, rows0, rows1};
-  for (int t = 0; t < 8; ++t) {
-    if (width[t] == 0) continue;
-    config.row_bytes[t] = static_cast<uint16_t>(width[t] * 4);
-    config.rows[t] = kTileRows;
-  }
-  settle(&config);
-  _tile_loadconfig(&config);
-}
-
-// A tiles of a stripe: the s-th kTileDepth elements are at first + s * step, weight rows 16-31 `second` bytes further.
-struct Stripe {
-  const char* first;
-  int64_t row_stride, step, second;
-};
-
-// B tiles of a block of `rows` activations: elements from k on are at data + k * rows * 2.
-struct RowBlock {
-  const char* data;
-  int rows;
-
-  const char* at(int64_t k) const { return data + k * rows * 2; }
-  int64_t stride() const { return rows * 4; }
-};
-
-// C += the next `steps` A tiles times B tiles. PREFETCH: also fetches the stripe that lies `ahead` bytes further.
-template <bool TWO_BLOCKS, bool PREFETCH>
-void multiply_tiles(const Stripe& w, int64_t ahead, const RowBlock& x0, const RowBlock& x1, int64_t k, int steps) {
-  const char *a = w.first, *b0 = x0.at(k), *b1 = x1.at(k);
-  const int64_t stride0 = x0.stride(), stride1 = x1.stride();
-  for (int s = 0; s < steps; ++s, a += w.step, b0 += kTileRows * stride0, b1 += kTileRows * stride1) {
-    if constexpr (PREFETCH) {
-      for (int r = 0; r < kStripe; ++r) __builtin_prefetch(a + ahead + r * w.row_stride, 0, 2);
-    }
-    _tile_loadd(6, b0, stride0);
-    _tile_loadd(4, a, w.row_stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, a + w.second, w.row_stride);
-    _tile_dpbf16ps(1, 5, 6);
-    if constexpr (TWO_BLOCKS) {
-      _tile_loadd(7, b1, stride1);
-      _tile_dpbf16ps(2, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-}
-
-void load_sums(const float* sums, bool two_blocks) {
-  constexpr int64_t kStride = kMaxRows * sizeof(float);
-  settle(sums);
-  _tile_loadd(0, sums, kStride);
-  _tile_loadd(1, sums + kTileRows * kMaxRows, kStride);
-  if (!two_blocks) return;
-  _tile_loadd(2, sums + kTileRows, kStride);
-  _tile_loadd(3, sums + kTileRows * kMaxRows + kTileRows, kStride);
-}
-
-void store_sums(float* sums, bool two_blocks) {
-  constexpr int64_t kStride = kMaxRows * sizeof(float);
-  _tile_stored(0, sums, kStride);
-  _tile_stored(1, sums + kTileRows * kMaxRows, kStride);
-  if (!two_blocks) return;
-  _tile_stored(2, sums + kTileRows, kStride);
-  _tile_stored(3, sums + kTileRows * kMaxRows + kTileRows, kStride);
-}
 
 // ---- a piece: transposed sums ---------------------------------------------------------------------------------------
 
-// Computes the product of a piece and weight rows [row0, row0 + n), without int8 row scales, in sums[n][m].
+// Computes the product of a piece and weight rows [row0, row0 + n), without the scales of int8, in sums[n][m]. Rows
+// from next_row on are likely to be multiplied next, and are prefetched.
 template <class W>
 class Product {
+  using Format = TileFormat<W>;
+  static constexpr bool kFp8 = std::is_same_v<W, fp8>;
+
  public:
-  Product(const Piece& piece, int64_t row0, float (&sums)[kMaxColumns][kMaxRows])
-      : piece_(piece), row0_(row0), sums_(sums), space_(workspace()) {}
+  Product(const Piece& piece, int64_t row0, int64_t next_row, float (&sums)[kMaxColumns][kMaxRows])
+      : piece_(piece), row0_(row0), next_row_(next_row), sums_(sums), space_(workspace()) {}
 
   void run() {
     const int64_t clear_bytes = round_up(piece_.m, kTileRows) * sizeof(float);
+    const int64_t all_steps = div_up(piece_.w.k, Format::kUnit) * Format::kUnitSteps;
     for (int n = 0; n < piece_.n; n += kStripe) {
       for (int r = 0; r < kStripe; ++r) std::memset(sums_[n + r], 0, clear_bytes);
-      int64_t k = 0;
-      if (in_place(n)) k = multiply_in_place(n);
-      const int64_t depth = piece_.m <= 2 * kTileRows ? kLongDepth : kDepth;
-      for (; k < piece_.w.k; k += depth) {
-        const int steps = static_cast<int>(div_up(min_of(depth, piece_.w.k - k), kTileDepth));
-        multiply(n, k, steps, dequantize(n, k, steps));
+      ahead_ = next_stripe(n);
+      int64_t step = in_place(n) ? multiply_in_place(n) : 0;
+      const int64_t at_once = kFp8 ? kFp8Steps : piece_.m <= 2 * kTileRows ? kLongSteps : kSteps;
+      for (; step < all_steps; step += at_once) {
+        const int steps = static_cast<int>(min_of(at_once, all_steps - step));
+        multiply(n, step, steps, copy_stripe(n, step, steps));
       }
     }
   }
 
  private:
-  // bf16 weights are read in place if only one pair of row blocks needs them.
-  bool in_place(int n) const {
-    return std::is_same_v<W, bf16> && piece_.m <= 2 * kTileRows && n + kStripe <= piece_.n && piece_.w.k >= kTileDepth;
-  }
+  // Weights are read in place if only one pair of row blocks needs them.
+  bool in_place(int n) const { return Format::kInPlace && piece_.m <= 2 * kTileRows && n + kStripe <= piece_.n; }
 
-  // Multiplies all whole tiles; returns how many elements of K they cover.
+  // Multiplies all whole tiles; returns how many steps they are.
   int64_t multiply_in_place(int n) {
-    const int64_t row_stride = piece_.w.k * sizeof(W);
-    const Stripe stripe{reinterpret_cast<const char*>(row(n)), row_stride, kTileDepth * sizeof(W),
-                        kTileRows * row_stride};
-    const int64_t ahead = n + 2 * kStripe <= piece_.n ? kStripe * row_stride : 0;
-    const int steps = static_cast<int>(piece_.w.k / kTileDepth);
+    const int64_t row_stride = piece_.w.k * sizeof(W), steps = row_stride / kStepBytes;
+    if (steps == 0) return 0;
+    const Stripe stripe{reinterpret_cast<const char*>(row(n)), row_stride, kStepBytes, kTileRows * row_stride};
     const RowBlock x0 = block(0), x1 = block(kTileRows);
     shape_tiles(x0.rows, x1.rows);
     load_sums(sums_[n], x1.rows > 0);
-    x1.rows > 0 ? multiply_tiles<true, true>(stripe, ahead, x0, x1, 0, steps)
-                : multiply_tiles<false, true>(stripe, ahead, x0, x1, 0, steps);
+    x1.rows > 0 ? multiply_tiles<Format::kInteger, true, true>(stripe, ahead_, x0, x1, 0, static_cast<int>(steps))
+                : multiply_tiles<Format::kInteger, false, true>(stripe, ahead_, x0, x1, 0, static_cast<int>(steps));
     store_sums(sums_[n], x1.rows > 0);
-    return steps * kTileDepth;
+    return steps;
   }
 
-  // Converts a stripe's weights from element k on to A tiles; zeros past the piece's rows and past the end of K.
-  Stripe dequantize(int n, int64_t k, int steps) {
-    const int64_t depth = min_of<int64_t>(steps * kTileDepth, piece_.w.k - k);
-    const int64_t ahead = n + 2 * kStripe <= piece_.n ? kStripe * piece_.w.k : 0;
+  // Copies a stripe's weights to A tiles, fp8 converted; zeros past the piece's rows and past the end of K.
+  Stripe copy_stripe(int n, int64_t first_step, int steps) {
+    const int64_t k = first_step / Format::kUnitSteps * Format::kUnit;
+    const int64_t depth = min_of<int64_t>(steps / Format::kUnitSteps * Format::kUnit, piece_.w.k - k);
     for (int r = 0; r < kStripe; ++r) {
       const W* w = n + r < piece_.n ? row(n + r) + k : nullptr;
-      for (int s = 0; s < steps; ++s) {
-        const int64_t i = s * kTileDepth;
-        __m512i value = _mm512_setzero_si512();
-        if (w != nullptr && i + kTileDepth <= depth) {
-          if (i % (64 / sizeof(W)) == 0) __builtin_prefetch(w + i + ahead, 0, 2);
-          value = load_bf16x32(w + i);
-        } else if (w != nullptr) {
-          W padded[kTileDepth] = {};
-          std::memcpy(padded, w + i, (depth - i) * sizeof(W));
-          value = load_bf16x32(padded);
+      char* out = space_.stripe[0][r / kTileRows][r % kTileRows];
+      for (int64_t i = 0; i < depth; i += Format::kUnit, out += Format::kUnitSteps * sizeof(space_.stripe[0])) {
+        if (w != nullptr && i + Format::kUnit <= depth) {
+          __builtin_prefetch(ahead_, 0, 2);
+          ahead_ += kStepBytes;
+          store_tile_row(_mm512_loadu_si512(w + i), out);
+        } else {
+          W padded[Format::kUnit] = {};
+          if (w != nullptr) std::memcpy(padded, w + i, (depth - i) * sizeof(W));
+          store_tile_row(_mm512_loadu_si512(padded), out);
         }
-        _mm512_store_si512(space_.stripe[s][r / kTileRows][r % kTileRows], value);
       }
     }
-    return {reinterpret_cast<const char*>(space_.stripe), sizeof(space_.stripe[0][0][0]), sizeof(space_.stripe[0]),
-            sizeof(space_.stripe[0][0])};
+    return {space_.stripe[0][0][0], kStepBytes, sizeof(space_.stripe[0]), sizeof(space_.stripe[0][0])};
   }
 
-  // Multiplies all rows of the piece by a stripe's elements [k, k + steps * kTileDepth).
-  void multiply(int n, int64_t k, int steps, const Stripe& stripe) {
+  // 64 bytes of a weight row as rows of one A tile or two.
+  static void store_tile_row(__m512i weights, char* out) {
+    if constexpr (kFp8) {
+      __m512i first, second;
+      widen_fp8x64(weights, first, second);
+      _mm512_store_si512(out, first);
+      _mm512_store_si512(out + sizeof(Workspace::stripe[0]), second);
+    } else {
+      _mm512_store_si512(out, weights);
+    }
+  }
+
+  // Multiplies all rows of the piece by `steps` steps of a stripe, `step` the first of them.
+  void multiply(int n, int64_t step, int steps, const Stripe& stripe) {
     for (int m = 0; m < piece_.m; m += 2 * kTileRows) {
       const RowBlock x0 = block(m), x1 = block(m + kTileRows);
       shape_tiles(x0.rows, x1.rows);
-      if constexpr (std::is_same_v<W, fp8>) {
-        multiply_blocks(n, m, k, steps, stripe, x0, x1);
+      if constexpr (kFp8) {
+        multiply_blocks(n, m, step, steps, stripe, x0, x1);
       } else {
         load_sums(&sums_[n][m], x1.rows > 0);
         settle(space_.stripe);
-        multiply_steps(stripe, x0, x1, k, steps);
+        multiply_steps(stripe, x0, x1, step, steps);
         store_sums(&sums_[n][m], x1.rows > 0);
       }
     }
   }
 
-  // The same, one fp8 block of K after another.
-  void multiply_blocks(int n, int m, int64_t k, int steps, Stripe stripe, const RowBlock& x0, const RowBlock& x1) {
-    constexpr int kBlockSteps = kFp8Block / kTileDepth;
-    for (; steps > 0; steps -= kBlockSteps, k += kFp8Block, stripe.first += kBlockSteps * stripe.step) {
-      settle(space_.stripe);
-      _tile_zero(0);
-      _tile_zero(1);
-      if (x1.rows > 0) {
-        _tile_zero(2);
-        _tile_zero(3);
-      }
-      multiply_steps(stripe, x0, x1, k, min_of(steps, kBlockSteps));
-      _tile_stored(0, space_.block[0], sizeof(space_.block[0][0]));
-      _tile_stored(1, space_.block[1], sizeof(space_.block[0][0]));
-      if (x1.rows > 0) {
-        _tile_stored(2, space_.block[2], sizeof(space_.block[0][0]));
-        _tile_stored(3, space_.block[3], sizeof(space_.block[0][0]));
-      }
-      add_block(n, m, k / kFp8Block, x1.rows > 0 ? 4 : 2);
+  // The same, one fp8 block of K after another. A block's sums are added while the next block is multiplied.
+  void multiply_blocks(int n, int m, int64_t step, int steps, Stripe stripe, const RowBlock& x0, const RowBlock& x1) {
+    const int tiles = x1.rows > 0 ? 4 : 2;
+    const int64_t first = step / kBlockSteps, end = first + div_up(steps, kBlockSteps);
+    settle(space_.stripe);
+    for (int64_t b = first; b < end; ++b, step += kBlockSteps, steps -= kBlockSteps) {
+      zero_sums(tiles == 4);
+      multiply_steps(stripe, x0, x1, step, min_of(steps, kBlockSteps));
+      stripe.first += kBlockSteps * stripe.step;
+      if (b > first) add_block(n, m, b - 1, tiles);
+      auto& block = space_.block[b % 2];
+      _tile_stored(0, block[0], sizeof(block[0][0]));
+      _tile_stored(1, block[1], sizeof(block[0][0]));
+      if (tiles == 2) continue;
+      _tile_stored(2, block[2], sizeof(block[0][0]));
+      _tile_stored(3, block[3], sizeof(block[0][0]));
     }
+    add_block(n, m, end - 1, tiles);
   }
 
-  // sums += scale * the tiles of one fp8 block.
-  void add_block(int n, int m, int64_t k_block, int tiles) {
+  // sums += scale * the tiles of fp8 block `b` of K.
+  void add_block(int n, int m, int64_t b, int tiles) {
+    constexpr float kUnshifted = 1 << kFp8Shift;
+    settle(space_.block);
+    const auto& block = space_.block[b % 2];
     const int64_t k_blocks = div_up(piece_.w.k, kFp8Block);
     for (int r = 0; r < min_of(kStripe, piece_.n - n); ++r) {
-      const Vec scale = set1(piece_.w.scale[(row0_ + n + r) / kFp8Block * k_blocks + k_block]);
+      const Vec scale = set1(kUnshifted * piece_.w.scale[(row0_ + n + r) / kFp8Block * k_blocks + b]);
       for (int t = r / kTileRows; t < tiles; t += 2) {
         float* sum = &sums_[n + r][m + t / 2 * kTileRows];
-        store(sum, fma(load(space_.block[t][r % kTileRows]), scale, load(sum)));
+        store(sum, fma(load(block[t][r % kTileRows]), scale, load(sum)));
       }
     }
   }
 
-  void multiply_steps(const Stripe& stripe, const RowBlock& x0, const RowBlock& x1, int64_t k, int steps) {
-    x1.rows > 0 ? multiply_tiles<true, false>(stripe, 0, x0, x1, k, steps)
-                : multiply_tiles<false, false>(stripe, 0, x0, x1, k, steps);
+  void multiply_steps(const Stripe& stripe, const RowBlock& x0, const RowBlock& x1, int64_t step, int steps) {
+    x1.rows > 0 ? multiply_tiles<Format::kInteger, true, false>(stripe, nullptr, x0, x1, step, steps)
+                : multiply_tiles<Format::kInteger, false, false>(stripe, nullptr, x0, x1, step, steps);
   }
 
   void shape_tiles(int rows0, int rows1) {
     if (rows0 == shape_[0] && rows1 == shape_[1]) return;
     configure(rows0, rows1);
     shape_[0] = rows0, shape_[1] = rows1;
+  }
+
+  // What to prefetch while stripe n is multiplied; where no whole stripe follows, the matrix's last.
+  const char* next_stripe(int n) const {
+    const int64_t next = n + kStripe < piece_.n ? row0_ + n + kStripe : next_row_;
+    const int64_t first = next + kStripe <= piece_.w.n ? next : max_of<int64_t>(0, piece_.w.n - kStripe);
+    return reinterpret_cast<const char*>(static_cast<const W*>(piece_.w.data) + first * piece_.w.k);
   }
 
   const W* row(int n) const { return static_cast<const W*>(piece_.w.data) + (row0_ + n) * piece_.w.k; }
@@ -262,79 +203,51 @@ class Product {
   }
 
   const Piece& piece_;
-  const int64_t row0_;
+  const int64_t row0_, next_row_;
+  const char* ahead_ = nullptr;  // what is prefetched next
   float (&sums_)[kMaxColumns][kMaxRows];
   Workspace& space_;
   int shape_[2] = {-1, -1};
 };
 
-void multiply(const Piece& piece, int64_t row0, float (&sums)[kMaxColumns][kMaxRows]) {
-  switch (piece.w.dtype) {
-    case Dtype::kBFloat16:
-      Product<bf16>(piece, row0, sums).run();
-      break;
-    case Dtype::kFp8E4M3:
-      Product<fp8>(piece, row0, sums).run();
-      break;
-    default:
-      Product<int8_t>(piece, row0, sums).run();
-  }
+template <class W>
+void multiply(const Piece& piece, int64_t row0, int64_t next_row, float (&sums)[kMaxColumns][kMaxRows]) {
+  Product<W>(piece, row0, next_row, sums).run();
   _tile_release();
 }
 
-// ---- packed activations ---------------------------------------------------------------------------------------------
-
-// Transposes rows of 32-bit elements to columns.
-void transpose_16x16(__m512i (&v)[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 16; i += 4) {
-    const __m512i ab_low = _mm512_unpacklo_epi32(v[i], v[i + 1]), ab_high = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    const __m512i cd_low = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]);
-    const __m512i cd_high = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
-    t[i] = _mm512_unpacklo_epi64(ab_low, cd_low);
-    t[i + 1] = _mm512_unpackhi_epi64(ab_low, cd_low);
-    t[i + 2] = _mm512_unpacklo_epi64(ab_high, cd_high);
-    t[i + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+// Sums of rows m to m + 15 of a piece in fp32, scaled by what x was quantised with.
+template <class W>
+class RowBlockSums {
+ public:
+  RowBlockSums(const Piece& piece, int m) : m_(m) {
+    if constexpr (!TileFormat<W>::kInteger) return;
+    const int rows = min_of(kTileRows, piece.m - m);
+    const void* block = static_cast<const char*>(piece.x) + m * piece.x_stride;
+    scale_ = load_n(int8_scales(block, rows, piece.w.k), rows);
   }
-  for (int i = 0; i < 4; ++i) {  // t[4 q + i]: rows 4 q .. 4 q + 3 of columns i, i + 4, i + 8, i + 12
-    const __m512i low_even = _mm512_shuffle_i32x4(t[i], t[i + 4], 0x88);
-    const __m512i low_odd = _mm512_shuffle_i32x4(t[i], t[i + 4], 0xdd);
-    const __m512i high_even = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0x88);
-    const __m512i high_odd = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xdd);
-    v[i] = _mm512_shuffle_i32x4(low_even, high_even, 0x88);
-    v[i + 8] = _mm512_shuffle_i32x4(low_even, high_even, 0xdd);
-    v[i + 4] = _mm512_shuffle_i32x4(low_odd, high_odd, 0x88);
-    v[i + 12] = _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd);
-  }
-}
 
-int64_t packed_row_bytes(int64_t k) { return round_up(k, kTileDepth) * sizeof(bf16); }
-
-// Packs one block of m <= 16 rows: pairs (k, k + 1) of all rows side by side, zeros up to a whole tile.
-void pack(const void* x, int64_t x_stride, int64_t m, int64_t k, void* packed, int64_t) {
-  const char* in = static_cast<const char*>(x);
-  char* out = static_cast<char*>(packed);
-  for (int64_t done = 0; done < k; done += kTileDepth) {
-    const __mmask32 present = done + kTileDepth <= k ? ~0u : (1u << (k - done)) - 1;
-    __m512i v[kTileRows];
-    for (int r = 0; r < kTileRows; ++r) {
-      v[r] =
-          r < m ? _mm512_maskz_loadu_epi16(present, in + r * x_stride + done * sizeof(bf16)) : _mm512_setzero_si512();
-    }
-    transpose_16x16(v);
-    for (int p = 0; p < kTileRows; ++p) _mm512_mask_storeu_epi32(out + (done / 2 + p) * m * 4, lanes(m), v[p]);
+  Vec load_row(const float (&sums)[kMaxRows]) const {
+    if constexpr (!TileFormat<W>::kInteger) return load(sums + m_);
+    return Vec{_mm512_cvtepi32_ps(_mm512_load_si512(sums + m_))} * scale_;
   }
-}
+
+ private:
+  int m_;
+  Vec scale_ = set1(1.0f);
+};
 
 // ---- the two operations ---------------------------------------------------------------------------------------------
 
+template <class W>
 void linear(const Piece& piece, const Output& out) {
   Workspace& space = workspace();
-  multiply(piece, piece.n0, space.sums[0]);
+  multiply<W>(piece, piece.n0, piece.n0 + piece.n, space.sums[0]);
   for (int m = 0; m < piece.m; m += kTileRows) {
+    const RowBlockSums<W> sums(piece, m);
     for (int n = 0; n < piece.n; n += kTileRows) {
       __m512i v[kTileRows];
-      for (int r = 0; r < kTileRows; ++r) v[r] = _mm512_load_si512(&space.sums[0][n + r][m]);
+      for (int r = 0; r < kTileRows; ++r) v[r] = _mm512_castps_si512(sums.load_row(space.sums[0][n + r]).v);
       transpose_16x16(v);
       for (int r = 0; r < kTileRows; ++r) _mm512_store_si512(&space.rows[r][n], v[r]);
     }
@@ -353,38 +266,53 @@ __m512i to_bf16_pairs(Vec a, Vec b) {
   return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
+// Where element n of a row of h lies in the packed row. Even elements and their successors are neighbours.
+template <class W>
+int64_t packed_place(int64_t n) {
+  if constexpr (!std::is_same_v<W, fp8>) return n;
+  return n / 64 * 64 + n % 16 / 8 * 32 + n % 64 / 16 * 8 + n % 8;  // as in_fp8_order
+}
+
+template <class W>
 void gate_up(const Piece& piece, void* h, int64_t h_stride) {
   Workspace& space = workspace();
   const int64_t inner = piece.w.n / 2;
-  multiply(piece, piece.n0, space.sums[0]);
-  multiply(piece, inner + piece.n0, space.sums[1]);
+  multiply<W>(piece, piece.n0, inner + piece.n0, space.sums[0]);
+  multiply<W>(piece, inner + piece.n0, piece.n0 + piece.n, space.sums[1]);
   const float* gate_scale = row_scale(piece.w, piece.n0);
   const float* up_scale = row_scale(piece.w, inner + piece.n0);
   const bool last = piece.n0 + piece.n == inner;
-  const int64_t end = last ? round_up(inner, kTileDepth) - piece.n0 : piece.n;  // zeros up to a whole tile
+  const int64_t end = last ? round_up(inner, TileFormat<W>::kUnit) - piece.n0 : piece.n;  // zeros up to a whole unit
   for (int m = 0; m < piece.m; m += kTileRows) {
     const int rows = min_of(kTileRows, piece.m - m);
+    const RowBlockSums<W> sums(piece, m);
     const auto value = [&](int64_t n) {
       if (n >= piece.n) return zero();
-      const Vec gate = load(&space.sums[0][n][m]), up = load(&space.sums[1][n][m]);
+      const Vec gate = sums.load_row(space.sums[0][n]), up = sums.load_row(space.sums[1][n]);
       const float limit = piece.w.limit;
       return gate_scale == nullptr ? swiglu(gate, up, limit)
                                    : swiglu(gate * set1(gate_scale[n]), up * set1(up_scale[n]), limit);
     };
     char* block = static_cast<char*>(h) + m * h_stride;
     for (int64_t n = 0; n < end; n += 2) {
-      _mm512_mask_storeu_epi32(block + (piece.n0 + n) * rows * 2, lanes(rows), to_bf16_pairs(value(n), value(n + 1)));
+      char* out = block + packed_place<W>(piece.n0 + n) * rows * sizeof(bf16);
+      _mm512_mask_storeu_epi32(out, lanes(rows), to_bf16_pairs(value(n), value(n + 1)));
     }
   }
 }
 
-constexpr GemmKernels kKernels{packed_row_bytes, pack, linear, gate_up, kMaxRows, kStripe};
+constexpr GemmKernels kBf16Kernels{
+    bf16_row_bytes<false>, pack_bf16<false>, linear<bf16>, gate_up<bf16>, kMaxRows, kStripe, nullptr};
+constexpr GemmKernels kFp8Kernels{
+    bf16_row_bytes<true>, pack_bf16<true>, linear<fp8>, gate_up<fp8>, kMaxRows, kStripe, nullptr};
+constexpr GemmKernels kInt8Kernels{int8_row_bytes, pack_int8, linear<int8_t>, gate_up<int8_t>,
+                                   kMaxRows,       kStripe,   requantize};
 
 }  // namespace
 
 const GemmKernels& gemm_kernels_amx(Dtype x, Dtype w) {
-  const bool tiles = x == Dtype::kBFloat16 && w != Dtype::kFloat32;
-  return tiles ? kKernels : gemm_kernels_avx512(x, w);
+  if (x != Dtype::kBFloat16 || w == Dtype::kFloat32) return gemm_kernels_avx512(x, w);
+  return w == Dtype::kBFloat16 ? kBf16Kernels : w == Dtype::kFp8E4M3 ? kFp8Kernels : kInt8Kernels;
 }
 
 }  // namespace eprt

@@ -40,6 +40,10 @@ struct GemmKernels {
 
   int max_rows;     // of a piece; a multiple of 16
   int column_unit;  // pieces start at multiples of this; a divisor of kMaxColumns
+
+  // Quantises packed rows of h, of k elements each, in place: up to 16 at once, from a multiple of 16 rows (of an
+  // expert) on. nullptr: rows are multiplied as gate_up leaves them.
+  void (*requantize)(void* h, int64_t m, int64_t k) = nullptr;
 };
 
 // The kernels for these dtypes of activations and weights.

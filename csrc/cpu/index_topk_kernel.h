@@ -6,14 +6,13 @@
 // lower position: a query's choice is its own.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <functional>
 
 #include "cpu/buffer.h"
 #include "cpu/index_topk.h"
 #include "cpu/mla_pack.h"
+#include "cpu/team.h"
 #if defined(__AMX_BF16__)
 #include "cpu/mla_gemm_amx.h"
 #endif
@@ -88,23 +87,18 @@ class IndexTopk {
     const int64_t scratch_size = round_up(query_size + 2 * keys_size + args_.heads * kBlock, 16);
     Buffer<Word> scratch_buffer(args_.num_threads * scratch_size);
     Buffer<float> sorted_buffer(args_.num_threads * longest);
-#pragma omp parallel num_threads(args_.num_threads)
-    {
-      Word* base = scratch_buffer.get() + omp_get_thread_num() * scratch_size;
+    parallel_for(num_tasks, args_.num_threads, [&](int64_t i, int thread) {
+      Word* base = scratch_buffer.get() + thread * scratch_size;
       Word* keys = base + query_size;
       const Scratch scratch{base, keys, keys + keys_size, reinterpret_cast<float*>(keys + 2 * keys_size)};
-#pragma omp for schedule(dynamic)
-      for (int64_t i = 0; i < num_tasks; ++i) {
-        score_split(tiles[tasks.get()[i].tile], tasks.get()[i].split * kSplit, scratch);
+      score_split(tiles[tasks.get()[i].tile], tasks.get()[i].split * kSplit, scratch);
+    });
+    parallel_for(num_tiles, args_.num_threads, [&](int64_t i, int thread) {
+      float* sorted = sorted_buffer.get() + thread * longest;
+      for (int64_t r = 0; r < tiles[i].num_rows; ++r) {
+        choose(tiles[i].row + r, tiles[i].score + r * tiles[i].length, sorted);
       }
-      float* sorted = sorted_buffer.get() + omp_get_thread_num() * longest;
-#pragma omp for schedule(dynamic)
-      for (int64_t i = 0; i < num_tiles; ++i) {
-        for (int64_t r = 0; r < tiles[i].num_rows; ++r) {
-          choose(tiles[i].row + r, tiles[i].score + r * tiles[i].length, sorted);
-        }
-      }
-    }
+    });
   }
 
   void score_split(const Tile& tile, int64_t begin, const Scratch& s) {

@@ -10,11 +10,10 @@
 // threads changes a bit of the result.
 #pragma once
 
-#include <omp.h>
-
 #include "cpu/buffer.h"
 #include "cpu/mla.h"
 #include "cpu/mla_pack.h"
+#include "cpu/team.h"
 
 namespace eprt {
 namespace {
@@ -85,29 +84,24 @@ class MlaDecode {
     Buffer<Word> rows_buffer(num_requests * heads_ * q_words_);
     Buffer<float> scratch(args_.num_threads * scratch_size);
     Word* rows = rows_buffer.get();
-#pragma omp parallel num_threads(args_.num_threads)
-    {
-      float* q = scratch.get() + omp_get_thread_num() * scratch_size;
+    parallel_for(heads_, args_.num_threads, [&](int64_t h, int thread) {
+      float* q = scratch.get() + thread * scratch_size;
       float* lat = q + num_requests * args_.nope;
-#pragma omp for schedule(static)
-      for (int64_t h = 0; h < heads_; ++h) {
-        for (int64_t i = 0; i < num_requests; ++i) {
-          const int64_t index = (first + i) * args_.q_nope_row + h * args_.q_nope_head;
-          convert(element(args_.q_nope, args_.q_type, index), args_.q_type, args_.nope, q + i * args_.nope);
-        }
-        absorb_head(h, num_requests, q, lat, row, lat + num_requests * row);
-        for (int64_t i = 0; i < num_requests; ++i) {
-          const int64_t index = (first + i) * args_.q_rope_row + h * args_.q_rope_head;
-          convert(element(args_.q_rope, args_.q_type, index), args_.q_type, args_.rope, lat + i * row + args_.lora);
-          to_words<Dot>(lat + i * row, Dtype::kFloat32, args_.kv_dim(), rows + (i * heads_ + h) * q_words_);
-        }
-      }
-#pragma omp for schedule(static)
       for (int64_t i = 0; i < num_requests; ++i) {
-        transpose_to_panels(rows + i * heads_ * q_words_, q_words_, heads_, q_words_, query(i), q_words_ * query_panel_,
-                            query_panel_);
+        const int64_t index = (first + i) * args_.q_nope_row + h * args_.q_nope_head;
+        convert(element(args_.q_nope, args_.q_type, index), args_.q_type, args_.nope, q + i * args_.nope);
       }
-    }
+      absorb_head(h, num_requests, q, lat, row, lat + num_requests * row);
+      for (int64_t i = 0; i < num_requests; ++i) {
+        const int64_t index = (first + i) * args_.q_rope_row + h * args_.q_rope_head;
+        convert(element(args_.q_rope, args_.q_type, index), args_.q_type, args_.rope, lat + i * row + args_.lora);
+        to_words<Dot>(lat + i * row, Dtype::kFloat32, args_.kv_dim(), rows + (i * heads_ + h) * q_words_);
+      }
+    });
+    parallel_for(num_requests, args_.num_threads, [&](int64_t i) {
+      transpose_to_panels(rows + i * heads_ * q_words_, q_words_, heads_, q_words_, query(i), q_words_ * query_panel_,
+                          query_panel_);
+    });
   }
 
   // lat[i] = q[i] W_UK. In fp32, because reading the weight takes most of the time.
@@ -137,17 +131,15 @@ class MlaDecode {
     const int64_t scratch_size = rows_size + values_size + (2 * kBlock + 1) * group;
     Buffer<Word> scratch_buffer(args_.num_threads * scratch_size);
     const int64_t num_groups = div_up(heads_padded_, group);
-#pragma omp parallel for num_threads(args_.num_threads) schedule(dynamic) collapse(2)
-    for (int64_t t = 0; t < num_splits; ++t) {
-      for (int64_t g = 0; g < num_groups; ++g) {
-        Word* rows = scratch_buffer.get() + omp_get_thread_num() * scratch_size;
-        Word* values = rows + rows_size;
-        float* score = reinterpret_cast<float*>(values + values_size);
-        Word* p = reinterpret_cast<Word*>(score + kBlock * group);
-        const Scratch scratch{rows, values, score, p, reinterpret_cast<float*>(p + kBlock * group)};
-        attend_split(first, tasks[t], partial(t), g * group, min_of(heads_padded_, (g + 1) * group), scratch);
-      }
-    }
+    parallel_for(num_splits * num_groups, args_.num_threads, [&](int64_t i, int thread) {
+      const int64_t t = i / num_groups, g = i % num_groups;
+      Word* rows = scratch_buffer.get() + thread * scratch_size;
+      Word* values = rows + rows_size;
+      float* score = reinterpret_cast<float*>(values + values_size);
+      Word* p = reinterpret_cast<Word*>(score + kBlock * group);
+      const Scratch scratch{rows, values, score, p, reinterpret_cast<float*>(p + kBlock * group)};
+      attend_split(first, tasks[t], partial(t), g * group, min_of(heads_padded_, (g + 1) * group), scratch);
+    });
   }
 
   // All heads together, unless that would leave threads idle. A group never straddles panels partially.
@@ -242,9 +234,8 @@ class MlaDecode {
     for (int64_t i = 0; i < num_requests; ++i) start[i + 1] = start[i] + splits(first + i);
     const int64_t scratch_size = num_requests * (lora_row_ + args_.value);
     Buffer<float> scratch(args_.num_threads * scratch_size);
-#pragma omp parallel for num_threads(args_.num_threads) schedule(static)
-    for (int64_t h = 0; h < heads_; ++h) {
-      float* lat = scratch.get() + omp_get_thread_num() * scratch_size;
+    parallel_for(heads_, args_.num_threads, [&](int64_t h, int thread) {
+      float* lat = scratch.get() + thread * scratch_size;
       float* out = lat + num_requests * lora_row_;
       for (int64_t i = 0; i < num_requests; ++i) merge(h, start[i], start[i + 1], lat + i * lora_row_);
       const void* w = w_row(h, args_.nope);
@@ -256,7 +247,7 @@ class MlaDecode {
       for (int64_t i = 0; i < num_requests; ++i) {
         store_row(out + i * args_.value, args_, first + i, h);
       }
-    }
+    });
   }
 
   void merge(int64_t head, int64_t begin, int64_t end, float* lat) const {

@@ -10,13 +10,12 @@
 // threads.
 #pragma once
 
-#include <omp.h>
-
 #include <type_traits>
 
 #include "cpu/buffer.h"
 #include "cpu/mla.h"
 #include "cpu/mla_pack.h"
+#include "cpu/team.h"
 
 namespace eprt {
 namespace {
@@ -34,14 +33,12 @@ class MlaExtend {
     if (max_rows == 0) return;
     const int64_t scratch_size = Scratch(*this, nullptr, max_rows, group).size;
     Buffer<Word> scratch_buffer(args_.num_threads * scratch_size);
-#pragma omp parallel for num_threads(args_.num_threads) schedule(dynamic) collapse(2)
-    for (int64_t b = 0; b < args_.num_requests; ++b) {
-      for (int64_t g = 0; g < num_groups; ++g) {
-        if (args_.first_row(b) == args_.end_row(b)) continue;
-        const Scratch s(*this, scratch_buffer.get() + omp_get_thread_num() * scratch_size, max_rows, group);
-        attend(b, g * group, min_of(args_.num_heads, (g + 1) * group), s);
-      }
-    }
+    parallel_for(args_.num_requests * num_groups, args_.num_threads, [&](int64_t i, int thread) {
+      const int64_t b = i / num_groups, g = i % num_groups;
+      if (args_.first_row(b) == args_.end_row(b)) return;
+      const Scratch s(*this, scratch_buffer.get() + thread * scratch_size, max_rows, group);
+      attend(b, g * group, min_of(args_.num_heads, (g + 1) * group), s);
+    });
   }
 
  private:

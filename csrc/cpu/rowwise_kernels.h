@@ -1,17 +1,18 @@
 // Row-wise operators, written once against Vec and included once per instruction set. Each row is computed alone.
 #pragma once
 
-#include <omp.h>
-
 #include "cpu/buffer.h"
 #include "cpu/convert.h"
 #include "cpu/rowwise.h"
+#include "cpu/team.h"
 
 namespace eprt {
 namespace {
 
 // For fewer values, waking the other threads costs more than it saves.
 constexpr int64_t kParallelSize = 1 << 15;
+
+inline int threads_for(int num_threads, int64_t values) { return values > kParallelSize ? num_threads : 1; }
 
 // Calls visit(i, load, store) for each register of a row of n, the last one masked.
 template <class Visit>
@@ -28,8 +29,7 @@ inline void for_lanes(int64_t n, Visit visit) {
 
 template <class T, class W>
 void rms_norm_rows(const RmsNormArgs& args) {
-#pragma omp parallel for num_threads(args.num_threads) schedule(static) if (args.rows * args.size > kParallelSize)
-  for (int64_t r = 0; r < args.rows; ++r) {
+  parallel_for(args.rows, threads_for(args.num_threads, args.rows * args.size), [&](int64_t r) {
     const T* x = static_cast<const T*>(args.x) + r * args.x_row;
     const W* weight = static_cast<const W*>(args.weight);
     if (args.residual) {
@@ -50,14 +50,13 @@ void rms_norm_rows(const RmsNormArgs& args) {
     for_lanes(args.size, [&](int64_t i, auto load_i, auto store_i) {
       store_i(out + i, load_i(x + i) * factor * load_i(weight + i));
     });
-  }
+  });
 }
 
 template <class T>
 void silu_mul_rows(const SiluMulArgs& args) {
   const Vec limit = set1(args.limit);
-#pragma omp parallel for num_threads(args.num_threads) schedule(static) if (args.rows * args.size > kParallelSize)
-  for (int64_t r = 0; r < args.rows; ++r) {
+  parallel_for(args.rows, threads_for(args.num_threads, args.rows * args.size), [&](int64_t r) {
     const T* gate = static_cast<const T*>(args.x) + r * args.x_row;
     const T* up = gate + args.size;
     T* out = static_cast<T*>(args.out) + r * args.size;
@@ -68,7 +67,7 @@ void silu_mul_rows(const SiluMulArgs& args) {
       const Vec sigmoid = set1(1.0f) / (set1(1.0f) + exp2(g * set1(-kLog2E)));
       store_i(out + i, g * sigmoid * u);
     });
-  }
+  });
 }
 
 // out = x * cos + partner(x) * sin. Each row's cosines and signed sines are laid out once for all heads.
@@ -77,45 +76,43 @@ void rope_rows(const RopeArgs& args) {
   const int64_t half = args.size / 2;
   const int64_t table_size = round_up(2 * args.size, 16);
   Buffer<float> tables(args.num_threads * table_size);
-#pragma omp parallel for num_threads(args.num_threads) \
-    schedule(static) if (args.rows * args.heads * args.size > kParallelSize)
-  for (int64_t r = 0; r < args.rows; ++r) {
-    float* cos = tables.get() + omp_get_thread_num() * table_size;
-    float* sin = cos + args.size;
-    const float* cos_sin = args.cos_sin + args.position[r] * args.size;
-    for (int64_t i = 0; i < half; ++i) {
-      const int64_t low = args.interleaved ? 2 * i : i, high = args.interleaved ? low + 1 : i + half;
-      cos[low] = cos[high] = cos_sin[i];
-      sin[high] = cos_sin[half + i];
-      sin[low] = -sin[high];
-    }
-    for (int64_t h = 0; h < args.heads; ++h) {
-      const T* x = static_cast<const T*>(args.x) + r * args.x_row + h * args.x_head;
-      T* out = static_cast<T*>(args.out) + (r * args.heads + h) * args.size;
-      const auto rotate = [&](int64_t begin, int64_t n, auto partner) {
-        for_lanes(n, [&](int64_t i, auto load_i, auto store_i) {
-          i += begin;
-          store_i(out + i, fma(load_i(x + i), load_i(cos + i), partner(i, load_i) * load_i(sin + i)));
-        });
-      };
-      if (args.interleaved) {
-        rotate(0, args.size, [&](int64_t i, auto load_i) { return swap_pairs(load_i(x + i)); });
-      } else {
-        rotate(0, half, [&](int64_t i, auto load_i) { return load_i(x + half + i); });
-        rotate(half, half, [&](int64_t i, auto load_i) { return load_i(x + i - half); });
-      }
-    }
-  }
+  parallel_for(args.rows, threads_for(args.num_threads, args.rows * args.heads * args.size),
+               [&](int64_t r, int thread) {
+                 float* cos = tables.get() + thread * table_size;
+                 float* sin = cos + args.size;
+                 const float* cos_sin = args.cos_sin + args.position[r] * args.size;
+                 for (int64_t i = 0; i < half; ++i) {
+                   const int64_t low = args.interleaved ? 2 * i : i, high = args.interleaved ? low + 1 : i + half;
+                   cos[low] = cos[high] = cos_sin[i];
+                   sin[high] = cos_sin[half + i];
+                   sin[low] = -sin[high];
+                 }
+                 for (int64_t h = 0; h < args.heads; ++h) {
+                   const T* x = static_cast<const T*>(args.x) + r * args.x_row + h * args.x_head;
+                   T* out = static_cast<T*>(args.out) + (r * args.heads + h) * args.size;
+                   const auto rotate = [&](int64_t begin, int64_t n, auto partner) {
+                     for_lanes(n, [&](int64_t i, auto load_i, auto store_i) {
+                       i += begin;
+                       store_i(out + i, fma(load_i(x + i), load_i(cos + i), partner(i, load_i) * load_i(sin + i)));
+                     });
+                   };
+                   if (args.interleaved) {
+                     rotate(0, args.size, [&](int64_t i, auto load_i) { return swap_pairs(load_i(x + i)); });
+                   } else {
+                     rotate(0, half, [&](int64_t i, auto load_i) { return load_i(x + half + i); });
+                     rotate(half, half, [&](int64_t i, auto load_i) { return load_i(x + i - half); });
+                   }
+                 }
+               });
 }
 
 template <class T>
 void cache_insert_rows(const CacheInsertArgs& args) {
-#pragma omp parallel for num_threads(args.num_threads) schedule(static) if (args.rows * args.size > kParallelSize)
-  for (int64_t r = 0; r < args.rows; ++r) {
+  parallel_for(args.rows, threads_for(args.num_threads, args.rows * args.size), [&](int64_t r) {
     const int64_t page = args.slot[r] / args.page_size, offset = args.slot[r] % args.page_size;
     T* out = static_cast<T*>(args.pages) + page * args.page_stride + offset * args.row_stride;
     convert(element(args.kv, args.kv_type, r * args.kv_row), args.kv_type, args.size, out);
-  }
+  });
 }
 
 inline void rms_norm_any(const RmsNormArgs& args) {
