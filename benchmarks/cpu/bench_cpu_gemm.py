@@ -6,17 +6,19 @@
     cpu_experts   the fused operator beside a loop over torch linears, decode and prefill.
 
 Names of results carry instruction set and threads. For another set: EPRT_CPU_ISA=avx2, with ONEDNN_MAX_CPU_ISA=AVX2 for
-torch; for threads OMP_NUM_THREADS. Arguments: the results wanted; default all.
+torch; for threads OMP_NUM_THREADS. Arguments: the results wanted; default all. int8 weights are multiplied by int8
+activations on AMX, elsewhere by bfloat16 ones.
 """
 
-import sys
+import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.report import RESULTS, BenchmarkReport
 from benchmarks.tools.timing import Timing, measure
 from eprt.ops import Weight, grouped_experts, linear, native, quantize_fp8, quantize_int8
 
@@ -52,18 +54,18 @@ def compare(ours: Callable[[], object], theirs: Callable[[], object], seconds: f
     return measure({"eprt": ours, "torch": theirs}, samples=samples, calls_per_sample=calls)
 
 
-def bench_linear(report: BenchmarkReport) -> None:
+def bench_linear(report: BenchmarkReport, seconds: float) -> None:
     w_NK = torch.randn(N, K) / K**0.5
-    for m in (1, 8, 64, 256):
+    for m in (1, 8, 64, 256, 512):
         for kind, make in WEIGHTS.items():
             x_MK, w = torch.randn(m, K).to(x_dtype(kind)), make(w_NK)
             w_torch = w_NK.to(x_dtype(kind))
-            times = compare(lambda x=x_MK, w=w: linear(x, w), lambda x=x_MK, w=w_torch: F.linear(x, w), seconds=1.5)
+            times = compare(lambda x=x_MK, w=w: linear(x, w), lambda x=x_MK, w=w_torch: F.linear(x, w), seconds)
             gmac = m * N * K / times["eprt"].median_s / 1e9
             report.add_row(M=m, weight=kind, **columns(times["eprt"], times["torch"]), eprt_gmac_s=gmac)
 
 
-def bench_stream(report: BenchmarkReport) -> None:
+def bench_stream(report: BenchmarkReport, seconds: float) -> None:
     """The read is torch's sum over int64, the fastest plain reader at hand; it alternates with the kernels."""
     memory = torch.ones(512 * 2**20 // 8, dtype=torch.int64)
     w_NK = torch.randn(STREAM_N, K) / K**0.5
@@ -78,7 +80,7 @@ def bench_stream(report: BenchmarkReport) -> None:
                 for w in weights:
                     linear(x, w)
 
-            times = measure({"eprt": sweep, "read": memory.sum}, samples=9, warmup=1)
+            times = measure({"eprt": sweep, "read": memory.sum}, samples=max(3, int(6 * seconds)), warmup=1)
             gb_s = copies * num_bytes(one) / times["eprt"].median_s / 1e9
             read_gb_s = memory.nbytes / times["read"].median_s / 1e9
             report.add_row(
@@ -102,7 +104,7 @@ def torch_experts(x_RH: Tensor, counts: list[int], w13: Tensor, w2: Tensor) -> T
     return y
 
 
-def bench_experts(report: BenchmarkReport) -> None:
+def bench_experts(report: BenchmarkReport, seconds: float) -> None:
     hidden, inner, num_experts = 2048, 1024, 32
     w13_EIH = torch.randn(num_experts, 2 * inner, hidden) / hidden**0.5
     w2_EHI = torch.randn(num_experts, hidden, inner) / inner**0.5
@@ -115,19 +117,24 @@ def bench_experts(report: BenchmarkReport) -> None:
             times = compare(
                 lambda x=x_RH, c=counts, a=w13, b=w2: grouped_experts(x, c, a, b),
                 lambda x=x_RH, c=[rows] * num_experts, a=w13_torch, b=w2_torch: torch_experts(x, c, a, b),
-                seconds=2.0,
+                1.3 * seconds,
             )
-            seconds = times["eprt"].median_s
+            median_s = times["eprt"].median_s
             report.add_row(
                 rows_per_expert=rows,
                 weight=kind,
                 **columns(times["eprt"], times["torch"]),
-                eprt_gb_s=(num_bytes(w13) + num_bytes(w2)) / seconds / 1e9,
-                eprt_gmac_s=num_experts * rows * hidden * inner * 3 / seconds / 1e9,
+                eprt_gb_s=(num_bytes(w13) + num_bytes(w2)) / median_s / 1e9,
+                eprt_gmac_s=num_experts * rows * hidden * inner * 3 / median_s / 1e9,
             )
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="RESULT", help="default: all three")
+    parser.add_argument("--seconds", type=float, default=1.5, help="about as long for each row, default %(default)s")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
     torch.manual_seed(0)
     native.load()
     config = {"isa": native.isa(), "threads": torch.get_num_threads()}
@@ -136,12 +143,12 @@ def main(names: list[str]) -> None:
         "cpu_stream": (bench_stream, {"N": STREAM_N, "K": K}),
         "cpu_experts": (bench_experts, {"experts": 32, "hidden": 2048, "inner": 1024}),
     }
-    for name in names or cases:
+    for name in args.names or cases:
         bench, sizes = cases[name]
         report = BenchmarkReport(f"{name}_{native.isa()}_{torch.get_num_threads()}t", {**config, **sizes})
-        bench(report)
-        report.finish()
+        bench(report, args.seconds)
+        report.finish(args.out)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -37,6 +37,10 @@ class BenchmarkReport:
         """Prints the table and writes directory/NAME.json. Returns its path."""
         print(f"\n{self.name}  {' '.join(f'{k}={v}' for k, v in self.config.items())}")
         print(table(self.rows), flush=True)
+        return self.write(directory)
+
+    def write(self, directory: Path = RESULTS) -> Path:
+        """Writes directory/NAME.json, with the rows that there are."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.name}.json"
         content = {"name": self.name, "config": self.config, **measured_here(), "rows": self.rows}
