@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 VENV    ?= .venv
 PYTHON  ?= python3
-RANKS   ?= 4
+RANKS   ?=
 PORT    ?= 8000
 MODEL   ?= examples/demo_model/checkpoint
 NAME    ?= $(if $(filter examples/demo_model/checkpoint,$(MODEL)),demo,$(notdir $(MODEL:/=)))
@@ -86,8 +86,8 @@ $(VENV)/.browser: $(VENV)/.test
 build: $(VENV)/.native    ## install eprt into .venv and build its native library
 	@:
 
-serve: $(VENV)/.native    ## demo model on 4 CPU ranks, OpenAI-compatible: RANKS=4 PORT=8000 MODEL=DIR ARGS=...
-	@exec $(PY) -m eprt.serve -n $(RANKS) --model "$(MODEL)" --served-model-name "$(NAME)" --port $(PORT) $(ARGS)
+serve: $(VENV)/.native    ## demo model on CPUs, OpenAI-compatible: RANKS=4 PORT=8000 MODEL=DIR ARGS=...
+	@exec $(PY) -m eprt.serve $(if $(RANKS),-n $(RANKS)) --model "$(MODEL)" --served-model-name "$(NAME)" --port $(PORT) $(ARGS)
 
 # Two files at a time, the long ones first: many tests wait for processes, and each asserts what, never how fast.
 test: $(VENV)/.browser lint  ## lint, then every test that needs no GPU: ARGS="-k name"
@@ -118,7 +118,7 @@ demo-model: $(VENV)/.test ## retrain the demo checkpoint
 	@$(PY) -m examples.demo_model.train $(ARGS)
 
 demo-eval: $(VENV)/.native ## accuracy of the demo model, through the HTTP server on 4 ranks
-	@$(PY) -m examples.demo_model.evaluate --serve --ranks $(RANKS) $(ARGS)
+	@$(PY) -m examples.demo_model.evaluate --serve --ranks $(or $(RANKS),4) $(ARGS)
 
 wheel: $(VENV)/.native    ## dist/eprt-*.whl
 	@$(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation -w dist .

@@ -3,11 +3,12 @@
     binding = bind("core", group.allgather)     # every rank of the job, before its first torch operation
 
     core   each rank gets whole cores of its own, inside one NUMA node where that takes no core from another rank
-    numa   each rank may use every core of its NUMA node(s), and takes its memory there
+    numa   each rank may use every core of its NUMA node(s)
     none   the operating system places everything
 
-In every policy a rank runs as many threads as its share has cores. Where there are more ranks than cores no rank is
-bound and each runs one thread: two ranks bound to one core could only take turns. Knows nothing of MPI or of models.
+core and numa take a rank's memory from its NUMA nodes. In every policy a rank runs as many threads as its share has
+cores. Where there are more ranks than cores no rank is bound and each runs one thread: two ranks bound to one core
+could only take turns. Knows nothing of MPI or of models.
 """
 
 import ctypes
@@ -32,6 +33,7 @@ class Binding:
     num_threads: int  # compute threads
     bound: bool  # False where cpus is everything the job may use
     reason: str  # one clause for the log
+    warning: str | None = None  # why the ranks of this host will be slow: too little to run them on
 
     def __str__(self) -> str:
         memory = f", memory of NUMA node {format_cpus(self.nodes)}" if self.nodes else ""
@@ -57,18 +59,35 @@ def plan_binding(topology: CpuTopology, local_rank: int, local_size: int, policy
     num_cores = topology.num_cores
     time_share = max(1, int((topology.quota or num_cores) / local_size))
     if local_size > num_cores:
-        return Binding(everything, (), 1, False, f"{local_size} ranks share {num_cores} cores")
+        shared = f"{local_size} ranks share {num_cores} cores"
+        return Binding(
+            everything, (), 1, False, shared, f"{shared} and wait for each other's turns; -n 1 is faster here"
+        )
+    reason = f"--bind {policy}"
+    if topology.quota is not None and topology.quota < num_cores:
+        reason += f", {topology.quota:g} CPUs' worth of time"
     if policy == "none":
-        return Binding(everything, (), min(num_cores // local_size, time_share), False, "--bind none")
+        return Binding(everything, (), min(num_cores // local_size, time_share), False, reason)
     cores = _own_cores(topology, local_rank, local_size)
     num_threads = min(len(cores), time_share)
+    nodes = tuple(sorted({core[0].node for core in cores}))
+    memory = nodes if len(topology.nodes) > 1 else ()
     if policy == "core":
         cpus = tuple(sorted(cpu.id for core in cores for cpu in core))
-        return Binding(cpus, (), num_threads, len(cpus) < len(everything), "--bind core")
-    nodes = tuple(sorted({core[0].node for core in cores}))
-    cpus = tuple(sorted(cpu.id for cpu in topology.cpus if cpu.node in nodes))
-    memory = nodes if len(topology.nodes) > 1 else ()
-    return Binding(cpus, memory, num_threads, len(cpus) < len(everything), "--bind numa")
+    else:
+        cpus = tuple(sorted(cpu.id for cpu in topology.cpus if cpu.node in nodes))
+    return Binding(cpus, memory, num_threads, len(cpus) < len(everything), reason)
+
+
+def crowding(load: float, num_ranks: int, num_cpus: int) -> str | None:
+    """What to say of a host where other programs keep the CPUs busy. load: processes that run or want to run, the ranks
+    that start right now among them; None where there is room."""
+    if load <= num_cpus + num_ranks:
+        return None
+    return (
+        f"other programs want about {load - num_ranks:.0f} of the {num_cpus} CPUs that these ranks may use; "
+        "each step waits for the threads that they delay"
+    )
 
 
 def _own_cores(topology: CpuTopology, local_rank: int, local_size: int) -> list[list[Cpu]]:
@@ -111,6 +130,8 @@ def bind(policy: str, allgather: Callable[[Any], list[Any]] = lambda value: [val
     if topology.quota is not None:
         topology = replace(topology, quota=topology.quota * size / len(here))
     binding = plan_binding(topology, rank, size, policy)
+    if binding.warning is None:
+        binding = replace(binding, warning=crowding(os.getloadavg()[0], len(here), len(topology.cpus)))
     if size < len(here):
         binding = replace(binding, reason=f"{binding.reason} within the launcher's binding")
     if binding.bound:

@@ -286,3 +286,10 @@ def may_span_hosts() -> str | None:
 def mpi_may_run_as_root() -> bool:
     """Whether Open MPI's mpirun would start: the user is not root, or both variables are set."""
     return os.geteuid() != 0 or all(os.environ.get(k) == v for k, v in ROOT_ENVIRONMENT.items())
+
+
+def let_openmp_sleep() -> None:
+    """Before torch is imported: OpenMP's threads sleep between loops, here and in processes that are started from here,
+    unless the user says otherwise. Spinning, they would take the cores from the threads of csrc/cpu/team.h.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -153,7 +153,7 @@ inline int64_t invert(const float* weights, int64_t n, double u) {
 inline void draw_any(const DrawArgs& args) {
   std::atomic<int64_t> next{0};
   const int64_t team = min_of<int64_t>(args.rows, max_of(args.num_threads, 1));
-  parallel_for(team, static_cast<int>(team), [&](int64_t) {
+  parallel_for(team, args.num_threads, [&](int64_t) {
     Buffer<float> weights(args.vocab);
     Buffer<Candidate> scratch(args.vocab);
     for (int64_t r; (r = next.fetch_add(1, std::memory_order_relaxed)) < args.rows;) {

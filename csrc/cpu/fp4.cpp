@@ -28,7 +28,7 @@ void widen_block(const uint8_t* data, uint8_t scale, bf16* out) {
 void fp4_to_bf16(const uint8_t* data, const uint8_t* scale, int64_t rows, int64_t k, bf16* out, int num_threads) {
   const int64_t blocks = rows * k / kFp4Block;
   const int64_t team = std::clamp<int64_t>(rows * k / kMinValuesPerThread, 1, std::max(num_threads, 1));
-  parallel_for(team, static_cast<int>(team), [&](int64_t share) {
+  parallel_for(team, num_threads, [&](int64_t share) {
     for (int64_t i = blocks * share / team; i < blocks * (share + 1) / team; ++i) {
       widen_block(data + i * kFp4Block / 2, scale[i], out + i * kFp4Block);
     }

@@ -120,7 +120,7 @@ void gate_row(const GateArgs& args, int64_t row, Scratch& scratch) {
 
 void gate_topk(const GateArgs& args, int num_threads) {
   const int64_t team = std::clamp<int64_t>(args.rows / kMinRowsPerThread, 1, std::max(num_threads, 1));
-  parallel_for(team, static_cast<int>(team), [&](int64_t share) {
+  parallel_for(team, num_threads, [&](int64_t share) {
     Scratch scratch(args);
     for (int64_t row = args.rows * share / team; row < args.rows * (share + 1) / team; ++row) {
       gate_row(args, row, scratch);

@@ -2,14 +2,16 @@
 
     python -m eprt.serve -n 4 --model DIR            # starts the ranks itself; drains on SIGTERM and Ctrl-C
     mpirun -n 4 python -m eprt.serve --model DIR     # under an mpirun of your own
-    python -m eprt.serve --model DIR                 # one rank, no MPI
+    python -m eprt.serve --model DIR                 # one rank for each NUMA node, no MPI
 
 Exit status: 0 drained and stopped, 1 something was lost, 2 a flag, file or address is wrong.
 """
 
 import sys
+from dataclasses import replace
 
 from eprt import env
+from eprt.serve.default_ranks import default_ranks
 from eprt.serve.errors import report_mistake
 from eprt.serve.flags import parse_options
 from eprt.serve.options import OptionError
@@ -18,12 +20,15 @@ from eprt.serve.options import OptionError
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     rank = env.launched_rank()
+    env.let_openmp_sleep()
     try:
         try:
             env.check()
         except ValueError as error:
             raise OptionError(str(error)) from None
         options = parse_options(argv)
+        if rank is None and options.num_ranks is None and options.engine.device == "cpu" and not env.why_mpirun():
+            options = replace(options, num_ranks=default_ranks())
         if options.dry_run:
             from eprt.serve import dry_run
 

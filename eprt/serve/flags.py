@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_parsers(group)
 
     group = parser.add_argument_group("ranks")
-    text = "ranks to start on this host; not under an mpirun of your own"
+    text = "ranks to start on this host, default one per NUMA node, on GPUs one; not under an mpirun of your own"
     group.add_argument("-n", "--ranks", dest="num_ranks", type=int, metavar="N", help=text)
     add_engine_flags(group, "device")
     add_bind_flag(group)

@@ -31,7 +31,8 @@ class ServeOptions:
     port: int = 8000
     dry_run: bool = False  # tell the memory that ranks would take, and start none
     bind: str = DEFAULT_POLICY
-    num_ranks: int | None = None  # -n; None: one, or as many as the mpirun that started this process says
+    # -n; None: as many as the mpirun that started this process says, else default_ranks.py on CPUs and one on a GPU.
+    num_ranks: int | None = None
     skip_tokenizer_init: bool = False
     chat_template: str | None = None  # a file; None: the checkpoint's own template
     trust_request_chat_template: bool = False  # requests may bring chat templates of their own

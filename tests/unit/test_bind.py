@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from eprt import bind as bind_module
-from eprt.bind import plan_binding
+from eprt.bind import crowding, plan_binding
 from eprt.cpu_topology import read_topology
 from tests.unit.cases import made_up_machine, shares, spans
 
@@ -17,7 +17,8 @@ def test_core_splits_two_sockets_with_hyper_threads():
     bindings = shares(made_up_machine(2, 8, 2), 4, "core")
     assert spans(bindings) == ["0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31"]
     assert {b.num_threads for b in bindings} == {4}, "one thread per core, not per hyper-thread"
-    assert all(b.bound and b.nodes == () for b in bindings)
+    assert all(b.bound and b.warning is None for b in bindings)
+    assert [b.nodes for b in bindings] == [(0,), (0,), (1,), (1,)], "memory of the cores' own node"
 
 
 def test_numa_shares_the_node_and_its_memory():
@@ -47,6 +48,7 @@ def test_more_ranks_than_cores_run_one_thread_each_unbound(policy):
         assert (binding.num_threads, binding.bound, binding.nodes) == (1, False, ())
         assert len(binding.cpus) == 8
         assert "5 ranks share 4 cores" in str(binding)
+        assert binding.warning and "-n 1 is faster" in binding.warning
 
 
 @pytest.mark.parametrize("local_size", [1, 2, 3, 4, 5, 7, 12])
@@ -145,3 +147,17 @@ def test_a_refused_memory_policy_is_told_not_fatal(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     binding = bind_module.bind("numa")
     assert binding.nodes == () and "set_mempolicy: Operation not permitted" in str(binding)
+
+
+def test_other_busy_programs_are_told():
+    """Beyond one process for each CPU, and one for each rank that starts just now."""
+    assert crowding(load=2.9, num_ranks=1, num_cpus=2) is None
+    told = crowding(load=12.4, num_ranks=1, num_cpus=2)
+    assert told and told.startswith("other programs want about 11 of the 2 CPUs")
+    assert crowding(load=18.0, num_ranks=4, num_cpus=16) is None
+
+
+def test_a_quota_is_told():
+    topology = replace(made_up_machine(1, 8), quota=2.5)
+    (binding,) = shares(topology, 1, "core")
+    assert binding.num_threads == 2 and "2.5 CPUs' worth of time" in str(binding)

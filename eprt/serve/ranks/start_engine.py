@@ -40,6 +40,8 @@ def load(options: ServeOptions, group, channel: Channel, first_rank: int = 0):
     binding = bind_to_cores(options.bind, lambda me: _sharers(me, group, place))
     level = logging.INFO if group.rank == 0 else logging.DEBUG
     _log.log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
+    if binding.warning and group.rank == 0:
+        _log.warning("%s", binding.warning)
     from eprt.engine.engine import Engine
     from eprt.engine.memory_plan import tell_memory
 
