@@ -24,6 +24,7 @@ import signal
 import statistics
 import sys
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -37,6 +38,7 @@ NUM_RANKS = 0
 ON_REQUEST = "takes some ten minutes; kills instances of its own servers"
 
 PATIENCE_S = 300.0
+_KILLS_OF_SERVER = 4  # the wait for a successor doubles with each
 FLAGS = ("--local-prefill-tokens", "0", "--bind", "none", "--max-num-seqs", "64")
 
 
@@ -195,39 +197,47 @@ async def _equal(server: RunningServer, requests: list[dict[str, Any]], expected
     }
 
 
-async def _kills(
-    server: RunningServer, report: BenchmarkReport, arguments: argparse.Namespace, expected: list[ObservedStream]
-) -> int:
-    """How many requests failed or differed."""
-    bench, wrong = InstancesBench(server, arguments.seed), 0
-    requests = bodies(arguments.streams, arguments.tokens)
-    start_s = time.monotonic()
-    quiet = await bench.burst(requests, len(requests))
-    burst_s = time.monotonic() - start_s
-    for role in ("prefill", "decode"):
-        rows, silence_s, num_moved = [], [], 0
-        for i in range(arguments.kills):
-            streams, moved = await bench.kill_amid(requests, role, burst_s)
-            rows.append(_compare(streams, expected))
-            silence_s.append(max(stream.silence_s for stream in streams))
-            num_moved += moved
-            print(f"{i + 1} kills of a {role} instance: {rows[-1]}", file=sys.stderr, flush=True)
+@dataclass
+class _Kills:
+    """What kills of one role have done."""
+
+    role: str
+    rows: list[dict[str, int]] = field(default_factory=list)  # requests, failed, different of each
+    silence_s: list[float] = field(default_factory=list)  # the longest of each
+    quiet_s: list[float] = field(default_factory=list)  # the same of bursts without a kill
+    num_moved: int = 0  # sequences that the killed instances had
+    pages_left: int = 0
+    faults: int = 0
+
+    async def run(self, server: RunningServer, num: int, seed: int, requests: list[dict[str, Any]], expected) -> None:
+        """So many kills of one server."""
+        bench, start_s = InstancesBench(server, seed), time.monotonic()
+        quiet = await bench.burst(requests, len(requests))
+        burst_s = time.monotonic() - start_s
+        self.quiet_s.append(max(stream.silence_s for stream in quiet))
+        for _ in range(num):
+            streams, moved = await bench.kill_amid(requests, self.role, burst_s)
+            self.rows.append(_compare(streams, expected))
+            self.silence_s.append(max(stream.silence_s for stream in streams))
+            self.num_moved += moved
+            print(f"{len(self.rows)} kills of a {self.role} instance: {self.rows[-1]}", file=sys.stderr, flush=True)
         pages, _ = await bench.wait_free()
-        total = {name: sum(row[name] for row in rows) for name in rows[0]}
-        wrong += total["failed"] + total["different"]
-        report.add_row(
-            instance=role,
-            kills=arguments.kills,
-            **total,
-            sequences_there=num_moved,
-            silence_median_ms=1e3 * statistics.median(silence_s),
-            silence_max_ms=1e3 * max(silence_s),
-            undisturbed_silence_ms=1e3 * max(stream.silence_s for stream in quiet),
-            pages_left=pages,
-            faults=await bench.num_faults(),
-        )
-    await bench.close()
-    return wrong
+        self.pages_left += pages
+        self.faults += await bench.num_faults()
+        await bench.close()
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "instance": self.role,
+            "kills": len(self.rows),
+            **{name: sum(row[name] for row in self.rows) for name in self.rows[0]},
+            "sequences_there": self.num_moved,
+            "silence_median_ms": 1e3 * statistics.median(self.silence_s),
+            "silence_max_ms": 1e3 * max(self.silence_s),
+            "undisturbed_silence_ms": 1e3 * max(self.quiet_s),
+            "pages_left": self.pages_left,
+            "faults": self.faults,
+        }
 
 
 async def _leave_and_turn(server: RunningServer, report: BenchmarkReport, arguments: argparse.Namespace) -> int:
@@ -296,10 +306,18 @@ def _run_equal(arguments: argparse.Namespace) -> int:
 
 
 def _run_kills(arguments: argparse.Namespace) -> int:
-    report = _report("kills", arguments)
-    expected = _alone(0, bodies(arguments.streams, arguments.tokens), arguments.seed)
-    with RunningServer(DEMO_MODEL, 0, *_flags(1, 2, 0), "--restart-lost-ranks", timeout_s=PATIENCE_S) as server:
-        wrong = asyncio.run(_kills(server, report, arguments, expected))
+    report, wrong = _report("kills", arguments), 0
+    requests = bodies(arguments.streams, arguments.tokens)
+    expected = _alone(0, requests, arguments.seed)
+    for role in ("prefill", "decode"):
+        kills = _Kills(role)
+        while len(kills.rows) < arguments.kills:
+            num, seed = min(_KILLS_OF_SERVER, arguments.kills - len(kills.rows)), arguments.seed + len(kills.rows)
+            flags = [*_flags(1, 2, 0), "--restart-lost-ranks"]
+            with RunningServer(DEMO_MODEL, 0, *flags, timeout_s=PATIENCE_S) as server:
+                asyncio.run(kills.run(server, num, seed, requests, expected))
+        report.add_row(**kills.columns())
+        wrong += sum(row["failed"] + row["different"] for row in kills.rows) + kills.pages_left + kills.faults
     report.finish()
     return wrong
 
