@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import sys
+import time
 import webbrowser
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from .detect.analysis import METHODS
 from .detect.report import Report, analyse
+from .mutes import FILE_NAME, Mute, MuteFile, check_place, mutes_beside, parse_until, with_mutes
 from .page.log_source import LogSource
 from .page.page import Page
 from .page.server import DEFAULT_PORT, PageServer
@@ -63,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     past.add_argument("--save-baseline", metavar="FILE", help="save what is usual in DIR (or --windows of it), and end")
     past.add_argument("--topology", metavar="FILE", help="racks, halves of nodes (eprt.topology/1); default: learned")
+    _add_mute_flags(parser)
     page = parser.add_argument_group("the page")
     page.add_argument("--port", type=int, help=f"default {DEFAULT_PORT}, or a free one when that is taken")
     page.add_argument(
@@ -71,6 +75,18 @@ def build_parser() -> argparse.ArgumentParser:
     page.add_argument("--allow-host", metavar="NAME", action="append", default=[], help="one more name it may have")
     page.add_argument("--open", action="store_true", help="open it in this machine's browser")
     return parser
+
+
+def _add_mute_flags(parser: argparse.ArgumentParser) -> None:
+    mutes = parser.add_argument_group(
+        "muting", "A muted finding is shown last, and wakes nobody: DIR/mutes.json has them."
+    )
+    mutes.add_argument(
+        "--mute", metavar="PLACE", type=_parse_place, help="column:3, row:3, point:2-6, hang:3, node:1 ..."
+    )
+    mutes.add_argument("--until", metavar="WHEN", help="2026-12-01, 2026-12-01T08:00 (UTC), 12h, 7d; with --mute")
+    mutes.add_argument("--note", metavar="TEXT", default="", help="why, for whoever reads it; with --mute")
+    mutes.add_argument("--unmute", metavar="PLACE", type=_parse_place, help="ends a mute")
 
 
 def _parse_windows(text: str) -> tuple[int, int]:
@@ -82,6 +98,32 @@ def _parse_windows(text: str) -> tuple[int, int]:
     if numbers[0] > numbers[1]:
         raise argparse.ArgumentTypeError(f"{text}: must be A-B, A- or A, window numbers of which A is not the larger")
     return numbers
+
+
+def _parse_place(text: str) -> str:
+    try:
+        return check_place(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _check_mutes(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    if (arguments.mute is None) != (arguments.until is None):
+        parser.error("--mute and --until belong together: a mute has an end")
+    if arguments.url and (arguments.mute or arguments.unmute):
+        parser.error("--mute and --unmute are for DIR: give the server's --diagnose-dir")
+
+
+def _change_mutes(arguments: argparse.Namespace) -> int:
+    file, now_s = MuteFile(Path(arguments.directory) / FILE_NAME), time.time()
+    if arguments.unmute:
+        found = file.remove_mute(arguments.unmute, now_s)
+        print(f"eprt diagnose: {arguments.unmute} is {'not muted any more' if found else 'not muted'}")
+        return 0 if found else 2
+    mute = Mute(arguments.mute, parse_until(arguments.until, now_s), arguments.note)
+    file.add_mute(mute, now_s)
+    print(f"eprt diagnose: {mute.place} is muted until {datetime.fromtimestamp(mute.until, UTC):%Y-%m-%d %H:%M} UTC")
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--{given[0].replace('_', '-')} is for DIR")
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         parser.error(f"--port {arguments.port}: must be 0..65535")
+    _check_mutes(parser, arguments)
     try:
+        if arguments.mute or arguments.unmute:
+            return _change_mutes(arguments)
         if arguments.save_baseline:
             return _save_baseline(arguments)
         return _print_findings(arguments) if arguments.json or arguments.text else _serve(arguments)
@@ -138,6 +183,7 @@ def _print_findings(arguments: argparse.Namespace) -> int:
     if not arguments.url:
         report = _analyse(arguments)
         findings, problems, matrices = report.to_json(), report.problems, report.matrices
+        findings["findings"] = with_mutes(findings["findings"], mutes_beside(arguments.directory))
     elif arguments.json:
         findings = Client(arguments.url, arguments.api_key).findings()
     else:
@@ -150,7 +196,8 @@ def _print_findings(arguments: argparse.Namespace) -> int:
         print(json.dumps(findings) if arguments.json else to_text(findings, matrices, colour=colour), flush=True)
     except BrokenPipeError:  # a reader that has seen enough (`| head`) does not change the exit status
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return int(any(arguments.ever or finding.get("active", True) for finding in findings["findings"]))
+    awake = [finding for finding in findings["findings"] if finding.get("muted_until") is None]
+    return int(any(arguments.ever or finding.get("active", True) for finding in awake))
 
 
 def _serve(arguments: argparse.Namespace) -> int:

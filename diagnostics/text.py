@@ -83,6 +83,8 @@ def _times_and_place(finding: dict[str, Any]) -> list[str]:
     if finding.get("host") is not None:
         gpu = f", {finding['gpu']}" if finding.get("gpu") else ""
         parts.append(f"host {finding['host']}, pid {finding['pid']}{gpu}")
+    if finding.get("muted_until"):
+        parts.append(f"muted until {_clock(finding['muted_until'])}")
     return ["; ".join(parts)]
 
 

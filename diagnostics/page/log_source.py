@@ -17,6 +17,7 @@ from ..detect.report import Report
 from ..detect.topology import LinkTopology
 from ..log.events import WindowRecord
 from ..log.reader import LogReader, no_usable_line, open_log
+from ..mutes import Mute, mutes_beside, with_mutes
 from ..windows.baseline import Baseline
 from ..windows.history import History, most_rows
 from ..windows.totals import WindowTotals
@@ -128,13 +129,22 @@ class LogSource(Recording):
                 topology=self._topology,
                 baseline=self.baseline,
             )
-            self.set_findings(report.to_json(), report.problems)
+            findings = report.to_json()
+            findings["findings"] = with_mutes(findings["findings"], self._mutes())
+            self.set_findings(findings, report.problems)
         written_s = (path.stat().st_mtime for path in self._index.directory.glob("diagnose_rank*.log"))
         live = time.time() - max(written_s, default=0.0) < _LIVE_S
         if live != self.live:
             self.live = live
             self.mark_changed()
         return new
+
+    def _mutes(self) -> list[Mute]:
+        try:
+            return mutes_beside(self._index.directory)
+        except (OSError, ValueError) as error:
+            _log.warning("%s", error)
+            return []
 
     def _read_new(self) -> None:
         records, more = self._reader.new_records(), True

@@ -19,6 +19,7 @@ from eprt.diagnostics import Finding, Report, WindowMatrices, WindowRecord, Wind
 from eprt.diagnostics.detect.hangs import is_missing
 from eprt.diagnostics.log.recent import RecentWindows
 from eprt.diagnostics.log.standing import RankProcess, Standing
+from eprt.diagnostics.mutes import Mute, mutes_beside, with_mutes
 from eprt.serve.diagnosis.collector import Collector
 from eprt.serve.diagnosis.hang_report import hang_line, hang_subject, live_hangs, with_hangs
 from eprt.serve.diagnosis.hang_watch import LOOK_S, HangWatch
@@ -60,6 +61,7 @@ class Diagnosis:
         self.speeds_N = np.ones(num_ranks)  # eprt.diagnostics.rank_speeds of the latest windows
         self.silent: tuple[int, ...] = ()  # ranks that reported no call in the latest window
         self._view = 0  # number of the ranks' view in the latest window
+        self._mute_trouble = ""  # why the mutes cannot be read
         self._hung = False  # whether a rank held the others up when the latest window ended
         self.num_windows = self.num_log_errors = self._num_reports = 0
 
@@ -226,9 +228,22 @@ class Diagnosis:
             return
         self._report, self.speeds_N = report, speeds_N
         self._num_reports += 1
-        found = [finding.to_json() for finding in report.findings if finding.kind != "hang"]
+        told = with_mutes([f.to_json() for f in report.findings if f.kind != "hang"], self._mutes())
+        found = [finding for finding in told if finding["muted_until"] is None]
         for line in self.notices.finding_lines(found, int(report.matrices.window_W[-1])):
             _log.warning("diagnosis: %s", line)
+
+    def _mutes(self) -> list[Mute]:
+        """Of the log's directory; a file that cannot be used is told of once."""
+        if self._log_dir is None:
+            return []
+        try:
+            mutes, self._mute_trouble = mutes_beside(self._log_dir), ""
+        except (OSError, ValueError) as error:
+            if str(error) != self._mute_trouble:
+                _log.warning("diagnosis: %s", error)
+            mutes, self._mute_trouble = [], str(error)
+        return mutes
 
     def live_hangs(self) -> list[Finding]:
         """Ranks that hold the others up now."""
@@ -251,11 +266,12 @@ class Diagnosis:
     def findings(self) -> dict[str, Any]:
         """eprt.findings/1 over the last ten minutes of work, with three more fields: newest_window (null before the
         first), silent_ranks, rank_speeds."""
-        report, hangs = self._report, self.live_hangs()
+        report = self._report
+        found = with_hangs(() if report is None else report.findings, self.live_hangs())
         none = {"schema": "eprt.findings/1", "num_ranks": self._num_ranks, "windows": 0}
         return {
             **(none if report is None else report.to_json()),
-            "findings": [f.to_json() for f in with_hangs(() if report is None else report.findings, hangs)],
+            "findings": with_mutes([finding.to_json() for finding in found], self._mutes()),
             "newest_window": None if report is None else int(report.matrices.window_W[-1]),
             "silent_ranks": list(self.silent),
             "rank_speeds": np.round(self.speeds_N, 3).tolist(),

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from dataclasses import replace
 
@@ -69,6 +70,7 @@ def test_exit_status_and_json(tmp_path, capsys):
         "active",
         "burst",
         "cost",
+        "muted_until",
     ]
     assert main([str(tmp_path / "late"), "--text"]) == 1
     text = capsys.readouterr().out
@@ -83,6 +85,19 @@ def test_only_what_lasts_is_status_1_unless_it_is_asked_what_ever_was(tmp_path, 
     assert main([str(tmp_path), "--text", "--ever"]) == 1
     assert "column rank 3" in capsys.readouterr().out
     assert main([str(tmp_path), "--json", "--windows", "0-6"]) == 1, "it lasted then"
+
+
+def test_a_muted_finding_wakes_nobody_until_its_end(tmp_path, capsys):
+    write_records(tmp_path, synthetic_records(8, faults=[late(3)]))
+    assert main([str(tmp_path), "--mute", "column:3", "--until", "12h", "--note", "its GPU is on order"]) == 0
+    assert "column:3 is muted until" in capsys.readouterr().out
+    assert main([str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"][0]["muted_until"] > time.time()
+    assert main([str(tmp_path), "--text"]) == 0 and "muted until" in capsys.readouterr().out
+    assert main([str(tmp_path), "--unmute", "column:3"]) == 0 and main([str(tmp_path), "--json"]) == 1
+    assert main([str(tmp_path), "--unmute", "column:3"]) == 2
+    assert main([str(tmp_path), "--mute", "column:3", "--until", "2020-01-01"]) == 2
+    assert "2020-01-01: is over already" in capsys.readouterr().err
 
 
 def test_unreadable_input_is_status_2(tmp_path, capsys):
@@ -118,6 +133,9 @@ def test_text_has_colours_where_they_are_wanted(log_8, capsys):
         (["x", "--json", "--text"], "not allowed with"),
         (["x", "--port", "65536"], "0..65535"),
         (["x", "--windows", "5-3"], "5-3: must be A-B, A- or A"),
+        (["x", "--mute", "column:3"], "a mute has an end"),
+        (["x", "--mute", "column", "--until", "7d"], "column: must be column:RANK"),
+        (["--url", "http://y", "--unmute", "job"], "give the server's --diagnose-dir"),
         (["x", "--windows", "-"], "-: must be A-B, A- or A"),
     ],
 )

@@ -1,7 +1,7 @@
 // The list of findings: what is wrong in words, since when, and what to do.
 
 import { $, element } from "./dom.js";
-import { clock, count, times } from "./format.js";
+import { clock, count, day, times } from "./format.js";
 
 const MOST_LISTED = 40;
 
@@ -130,12 +130,13 @@ function moments({ t_start: begin, t_end: end, burst }) {
 }
 
 // Whose process it is, and what it costs.
-function places({ host, pid, gpu, cost }) {
+function places({ host, pid, gpu, cost, muted_until: muted }) {
   const lines = host ? [`${host}, pid ${pid}${gpu ? `, ${gpu}` : ""}`] : [];
   if (cost?.lost >= 0.005 && cost.us_per_call !== null) {
     const step = cost.step_ms ? `: a step ${cost.step_ms.toPrecision(3)} ms, ${cost.step_ms_without.toPrecision(3)} ms without` : "";
     lines.push(`costs ${Math.round(100 * cost.lost)} % of the time${step}`);
   }
+  if (muted) lines.push(`muted until ${day(muted)}, ${clock(muted)}`);
   return lines;
 }
 
