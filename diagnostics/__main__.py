@@ -85,7 +85,9 @@ def _add_mute_flags(parser: argparse.ArgumentParser) -> None:
         "--mute", metavar="PLACE", type=_parse_place, help="column:3, row:3, point:2-6, hang:3, node:1 ..."
     )
     mutes.add_argument("--until", metavar="WHEN", help="2026-12-01, 2026-12-01T08:00 (UTC), 12h, 7d; with --mute")
-    mutes.add_argument("--note", metavar="TEXT", default="", help="why, for whoever reads it; with --mute")
+    mutes.add_argument(
+        "--note", metavar="TEXT", default="", help="why, for whoever reads it; with --mute; default: none"
+    )
     mutes.add_argument("--unmute", metavar="PLACE", type=_parse_place, help="ends a mute")
 
 

@@ -6,7 +6,7 @@ Knows nothing of how a hang is noticed (hangs.py).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..log.standing import RankProcess, Standing
+from ..log.standing import LoggedProcess, Standing
 from ..windows.matrices import WindowMatrices
 from .analysis import Finding
 from .hangs import MISSED_S, Culprit, find_culprits, hang_advice, hang_cause, hang_evidence, is_missing
@@ -30,7 +30,7 @@ class _Course:
 def hang_finding(
     culprit: Culprit,
     standings: Mapping[int, Standing],
-    processes: Mapping[int, RankProcess],
+    processes: Mapping[int, LoggedProcess],
     windows: tuple[int, int],
 ) -> Finding:
     """windows: the first and the last."""

@@ -7,7 +7,7 @@ end. A rank whose heartbeat is missing stands nowhere: what it waited for before
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..log.standing import PROCESS_STATES, RankProcess, Standing
+from ..log.standing import PROCESS_STATES, LoggedProcess, Standing
 
 MISSED_S = 2.0  # without a heartbeat: four of them
 _STANDS_STILL = ("stopped", "traced", "ended")
@@ -112,7 +112,7 @@ def hang_evidence(culprit: Culprit, standings: Mapping[int, Standing]) -> str:
     return f"{text}; ranks {', '.join(map(str, culprit.waiters))} wait for it, rank {culprit.first} {lasts}"
 
 
-def hang_advice(culprit: Culprit, standings: Mapping[int, Standing], processes: Mapping[int, RankProcess]) -> str:
+def hang_advice(culprit: Culprit, standings: Mapping[int, Standing], processes: Mapping[int, LoggedProcess]) -> str:
     if culprit.is_circle:
         return "messages between these ranks are lost: look at the network between their hosts"
     rank = culprit.rank

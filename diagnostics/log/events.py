@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .standing import RankProcess, Standing
+from .standing import LoggedProcess, Standing
 from .usage import check_usage
 
 SCHEMA = "eprt.diagnose/1"
@@ -64,7 +64,7 @@ class WindowRecord:
     experts: ExpertRows | None = None  # what each expert slot got, where it is logged
     blocked_us: float | None = None  # total time it waited at all, in each call until the last rank's data were there
     usage: Mapping[str, float] | None = None  # some of usage.USAGE
-    process: RankProcess | None = None
+    process: LoggedProcess | None = None
     standing: Standing | None = None  # only of windows in which some rank kept the others waiting
 
     def __post_init__(self):
@@ -137,7 +137,7 @@ class WindowRecord:
             experts=experts,
             blocked_us=data.get("blocked_us"),
             usage=data.get("usage"),
-            process=None if process is None else RankProcess.from_json(process),
+            process=None if process is None else LoggedProcess.from_json(process),
             standing=None if standing is None else Standing.from_json(standing),
         )
 

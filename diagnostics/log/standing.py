@@ -1,4 +1,4 @@
-"""RankProcess and Standing: which process a rank is, and what it stood at when a window ended while nothing moved.
+"""LoggedProcess and Standing: which process a rank is, and what it stood at when a window ended while nothing moved.
 
 Parts of a record (events.py). Knows nothing of who is to blame (detect/hangs.py).
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class RankProcess:
+class LoggedProcess:
     """Where a rank runs."""
 
     host: str
@@ -16,12 +16,12 @@ class RankProcess:
     gpu: str | None = None  # as the driver names it, with its number; None: it computes on CPUs
 
     @staticmethod
-    def from_json(data: Any) -> "RankProcess":
+    def from_json(data: Any) -> "LoggedProcess":
         """ValueError where it is not one."""
         if not isinstance(data, dict) or not isinstance(data.get("host"), str) or not _is_count(data.get("pid")):
             raise ValueError("process is not a host and a pid")
         gpu = data.get("gpu")
-        return RankProcess(data["host"][:256], data["pid"], gpu[:256] if isinstance(gpu, str) else None)
+        return LoggedProcess(data["host"][:256], data["pid"], gpu[:256] if isinstance(gpu, str) else None)
 
 
 @dataclass(frozen=True)

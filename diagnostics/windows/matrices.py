@@ -7,7 +7,7 @@ import numpy as np
 
 from ..log.events import WindowRecord
 from ..log.reader import LogPlace
-from ..log.standing import RankProcess, Standing
+from ..log.standing import LoggedProcess, Standing
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class WindowMatrices:
     experts: dict[tuple[int, int], WindowRecord | LogPlace]
     # Per call, of those of usage.USAGE that any rank has logged: NaN where a rank has not.
     usage_WN: Mapping[str, np.ndarray] = field(default_factory=dict)
-    processes: Mapping[int, RankProcess] = field(default_factory=dict)  # by rank, as far as they are logged
+    processes: Mapping[int, LoggedProcess] = field(default_factory=dict)  # by rank, as far as they are logged
     # (window, rank) -> where the rank stood at the window's end, and that time; of windows with a hang.
     standings: Mapping[tuple[int, int], tuple[Standing, float]] = field(default_factory=dict)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..log.events import PER_RANK, WindowRecord
 from ..log.reader import LogPlace
-from ..log.standing import RankProcess, Standing
+from ..log.standing import LoggedProcess, Standing
 from ..log.usage import USAGE
 from .spans import WindowSpan
 from .view import PLANES, WindowView
@@ -23,7 +23,7 @@ class WindowTotals(WindowSpan):
         self.blocked_us_N = np.zeros(num_ranks)  # NaN where a record does not have it
         self.calls_N = np.zeros(num_ranks)
         self.usage_UN = np.zeros((len(USAGE), num_ranks))  # as USAGE; NaN where a record does not have it
-        self.processes: dict[int, RankProcess] = {}  # by rank
+        self.processes: dict[int, LoggedProcess] = {}  # by rank
         # (window, rank) -> where the rank stood at the window's end, and that time
         self.standings: dict[tuple[int, int], tuple[Standing, float]] = {}
         # rank -> the latest window that has expert rows, and where they are

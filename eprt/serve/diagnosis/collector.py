@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from eprt.diagnostics import ExpertRows, WindowRecord
-from eprt.diagnostics.log.standing import RankProcess, Standing
+from eprt.diagnostics.log.standing import LoggedProcess, Standing
 from eprt.serve.ranks.messages import SlotTotals, WaitTotals
 
 # A window lasts until some rank has made this many calls: an average over a few is mostly chance, and on a machine that
@@ -42,7 +42,7 @@ class Collector:
         self._nothing = WaitTotals(0, zeros, zeros, zeros, zeros, 0.0)
         self._before = dict.fromkeys(ranks, self._nothing)
         self._since_s = dict.fromkeys(ranks, time.time() if since_s is None else since_s)
-        self.processes: Mapping[int, RankProcess] = {}  # by rank, as far as they are known
+        self.processes: Mapping[int, LoggedProcess] = {}  # by rank, as far as they are known
 
     def close_window(
         self,

@@ -18,7 +18,7 @@ from eprt import env
 from eprt.diagnostics import Finding, Report, WindowMatrices, WindowRecord, WindowWriter, rank_speeds
 from eprt.diagnostics.detect.hangs import is_missing
 from eprt.diagnostics.log.recent import RecentWindows
-from eprt.diagnostics.log.standing import RankProcess, Standing
+from eprt.diagnostics.log.standing import LoggedProcess, Standing
 from eprt.diagnostics.mutes import Mute, mutes_beside, with_mutes
 from eprt.serve.diagnosis.collector import Collector
 from eprt.serve.diagnosis.hang_report import hang_line, hang_subject, live_hangs, with_hangs
@@ -55,7 +55,7 @@ class Diagnosis:
         self._recent = RecentWindows(_MAX_WINDOWS)
         self._analysing: asyncio.Task | None = None
         self._report: Report | None = None
-        self._processes: dict[int, RankProcess] = {}
+        self._processes: dict[int, LoggedProcess] = {}
         self.hangs = HangWatch(window_s, env.get("EPRT_TIMEOUT_S"))
         self.notices = Notices()
         self.speeds_N = np.ones(num_ranks)  # eprt.diagnostics.rank_speeds of the latest windows
@@ -167,7 +167,7 @@ class Diagnosis:
 
     def _note_processes(self, ranks: Sequence[Rank]) -> None:
         for rank in ranks:
-            self._processes[rank.rank] = RankProcess(rank.host, rank.pid, rank.info.gpu if rank.info else None)
+            self._processes[rank.rank] = LoggedProcess(rank.host, rank.pid, rank.info.gpu if rank.info else None)
 
     async def _open_collector(self, info: EngineInfo) -> Collector:
         if self._collector is None:

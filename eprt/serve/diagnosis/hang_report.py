@@ -8,11 +8,11 @@ from eprt.diagnostics import Finding
 from eprt.diagnostics.detect.cost import STANDSTILL
 from eprt.diagnostics.detect.facts import in_order
 from eprt.diagnostics.detect.hang_findings import KIND, hang_finding
-from eprt.diagnostics.log.standing import RankProcess
+from eprt.diagnostics.log.standing import LoggedProcess
 from eprt.serve.diagnosis.hang_watch import HangWatch
 
 
-def live_hangs(watch: HangWatch, processes: Mapping[int, RankProcess], window: int) -> list[Finding]:
+def live_hangs(watch: HangWatch, processes: Mapping[int, LoggedProcess], window: int) -> list[Finding]:
     """Those that last. window: the one under way."""
     findings = []
     for hang in watch.hangs:

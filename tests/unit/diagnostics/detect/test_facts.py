@@ -6,7 +6,7 @@ import pytest
 from eprt.diagnostics import Finding, Report
 from eprt.diagnostics.detect.cost import Cost
 from eprt.diagnostics.detect.facts import in_order
-from eprt.diagnostics.log.standing import RankProcess
+from eprt.diagnostics.log.standing import LoggedProcess
 
 from tests.unit.diagnostics.cases import late, link, synthetic_records
 
@@ -15,7 +15,7 @@ START_S = 1.76e9  # of synthetic jobs
 
 def findings_of(num_windows: int, *faults, ranks: int = 8) -> list[Finding]:
     records = synthetic_records(ranks, num_windows, faults=faults)
-    named = [replace(r, process=RankProcess(f"node{r.rank // 4}", 100 + r.rank, "H200")) for r in records]
+    named = [replace(r, process=LoggedProcess(f"node{r.rank // 4}", 100 + r.rank, "H200")) for r in records]
     return list(Report.of_records(named).findings)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from eprt.diagnostics import Report, WindowRecord, analyse
 from eprt.diagnostics.detect.hang_findings import logged_hangs
-from eprt.diagnostics.log.standing import RankProcess, Standing
+from eprt.diagnostics.log.standing import LoggedProcess, Standing
 from eprt.diagnostics.windows.window_sums import WindowSums
 
 from tests.unit.diagnostics.cases import matrices_of, record, synthetic_records, write_records
@@ -25,7 +25,7 @@ def stood(window: int, standings: Mapping[int, Standing]) -> list[WindowRecord]:
         replace(
             record(rank, window, num_ranks, num_calls=0),
             standing=standing,
-            process=RankProcess(f"node{rank}", 4000 + rank),
+            process=LoggedProcess(f"node{rank}", 4000 + rank),
         )
         for rank, standing in standings.items()
     ]

@@ -1,7 +1,7 @@
 """Who holds the others up: chains of waits are followed to their end, and no waiter is blamed for a missing rank."""
 
 from eprt.diagnostics.detect.hangs import Culprit, find_culprits, hang_advice, hang_cause, hang_evidence, is_missing
-from eprt.diagnostics.log.standing import RankProcess, Standing
+from eprt.diagnostics.log.standing import LoggedProcess, Standing
 
 
 def waits(peer: int, seconds: float = 3.0, call: str = "dispatch", heard_s: float = 0.2) -> Standing:
@@ -59,7 +59,7 @@ def test_a_wait_for_a_rank_that_takes_no_part_names_that_rank():
 def words(stood: Standing, **others: Standing) -> tuple[str, str, str]:
     standings = {1: stood, **{int(name[1:]): other for name, other in others.items()}}
     (culprit,) = find_culprits(standings)
-    process = {1: RankProcess("node3", 4711)}
+    process = {1: LoggedProcess("node3", 4711)}
     return (
         hang_cause(culprit, standings),
         hang_evidence(culprit, standings),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from eprt.diagnostics import ExpertRows, WindowRecord, WindowWriter
-from eprt.diagnostics.log.standing import RankProcess, Standing
+from eprt.diagnostics.log.standing import LoggedProcess, Standing
 
 from tests.unit.diagnostics.cases import record
 
@@ -48,7 +48,7 @@ def test_blocked_us_is_an_extra_field_that_comes_back():
 def test_usage_process_and_standing_are_extra_fields_that_come_back():
     one = record(
         usage={"cpu_us": 5.0, "num_throttled": 3, "dreams": 1},
-        process=RankProcess("host7", 4711, "NVIDIA H200, GPU 2"),
+        process=LoggedProcess("host7", 4711, "NVIDIA H200, GPU 2"),
         standing=Standing(27.5, 2, "dispatch", 26.9, "steps"),
     )
     data = json.loads(one.to_line())

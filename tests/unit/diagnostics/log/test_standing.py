@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 import pytest
-from eprt.diagnostics.log.standing import RankProcess, Standing
+from eprt.diagnostics.log.standing import LoggedProcess, Standing
 
 
 def test_a_standing_comes_back():
@@ -20,10 +20,10 @@ def test_what_is_none_is_refused(data):
 
 
 def test_a_process_comes_back_and_long_names_are_cut():
-    one = RankProcess("h", 7)
-    assert RankProcess.from_json(asdict(one)) == one
-    long = RankProcess.from_json({"host": "h" * 1000, "pid": 1, "gpu": "g" * 1000})
+    one = LoggedProcess("h", 7)
+    assert LoggedProcess.from_json(asdict(one)) == one
+    long = LoggedProcess.from_json({"host": "h" * 1000, "pid": 1, "gpu": "g" * 1000})
     assert len(long.host) == 256 and long.gpu is not None and len(long.gpu) == 256
     for bad in ({"host": "h", "pid": -1}, {"host": "h", "pid": True}, {"pid": 1}, []):
         with pytest.raises(ValueError, match="host and a pid"):
-            RankProcess.from_json(bad)
+            LoggedProcess.from_json(bad)

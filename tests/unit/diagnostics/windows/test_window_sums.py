@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from eprt.diagnostics.log.reader import open_log
-from eprt.diagnostics.log.standing import RankProcess, Standing
+from eprt.diagnostics.log.standing import LoggedProcess, Standing
 from eprt.diagnostics.windows.window_sums import LINK_SERIES, WindowSums, most_kept
 
 from tests.unit.diagnostics.cases import matrices_of, record, synthetic_records, with_experts, write_records
@@ -49,9 +49,9 @@ def test_usage_is_per_call_and_missing_where_one_window_lacks_it():
 def test_processes_and_standings_are_kept_also_of_ranks_without_calls():
     lines = [record(rank, w) for w in range(3) for rank in range(4)]
     stood = Standing(5.0, None, "", 0.0, "stopped")
-    lines[6] = replace(lines[6], num_calls=0, standing=stood, process=RankProcess("h", 12))
+    lines[6] = replace(lines[6], num_calls=0, standing=stood, process=LoggedProcess("h", 12))
     matrices = matrices_of(lines)
-    assert matrices.standings == {(1, 2): (stood, lines[6].t_end)} and matrices.processes == {2: RankProcess("h", 12)}
+    assert matrices.standings == {(1, 2): (stood, lines[6].t_end)} and matrices.processes == {2: LoggedProcess("h", 12)}
     assert matrices.first(1).standings == {} and matrices.first(2).standings == matrices.standings
 
 

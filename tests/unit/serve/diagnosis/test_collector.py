@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from eprt.diagnostics.log.standing import RankProcess, Standing
+from eprt.diagnostics.log.standing import LoggedProcess, Standing
 
 from eprt.serve.diagnosis.collector import Collector
 from eprt.serve.ranks.messages import WaitTotals
@@ -95,7 +95,7 @@ def test_a_window_without_calls_lasts_as_long_as_ranks_wait():
 
 def test_while_a_rank_holds_the_others_up_windows_end_and_have_a_record_of_each_rank(monkeypatch):
     collector = Collector(INFO.node_of_rank, INFO.moe_layers)
-    collector.processes = {3: RankProcess("h", 7)}
+    collector.processes = {3: LoggedProcess("h", 7)}
     collector.close_window(totals(1))
     now_s = time.time()
     monkeypatch.setattr("eprt.serve.diagnosis.collector.time.time", lambda: now_s)
@@ -106,7 +106,9 @@ def test_while_a_rank_holds_the_others_up_windows_end_and_have_a_record_of_each_
     assert hung is not None and hung.silent == () and [r.rank for r in hung.records] == list(range(N))
     assert {r.num_calls for r in hung.records} == {0} and collector.window == 2
     assert [r.standing for r in hung.records] == [standings[rank] for rank in range(N)]
-    assert hung.records[0].dispatch_wait_us[3] == pytest.approx(2e6) and hung.records[3].process == RankProcess("h", 7)
+    assert hung.records[0].dispatch_wait_us[3] == pytest.approx(2e6) and hung.records[3].process == LoggedProcess(
+        "h", 7
+    )
     now_s += 9
     later = {rank: wait_for(3, 5.0) for rank in waiting}
     again = collector.close_window(totals(1), waiting=later, standings={**later, 3: Standing(5.5)})
