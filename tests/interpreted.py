@@ -62,12 +62,20 @@ interpreter._convert_float = _round_float
 
 
 def main() -> None:
-    from tests.gpu import cases_expert_ops, cases_grouped, cases_int8, cases_many_rows, cases_ops, cases_products
+    from tests.gpu import (
+        cases_expert_ops,
+        cases_grouped,
+        cases_indexer,
+        cases_int8,
+        cases_many_rows,
+        cases_ops,
+        cases_products,
+    )
     from tests.gpu import cases_latent_attention as latent
     from tests.gpu import cases_token_mask as masks
     from tests.gpu.draw import Draw
 
-    dense = (*cases_ops.ALL, *masks.ALL, *cases_products.SMALL, *latent.SMALL)
+    dense = (*cases_ops.ALL, *masks.ALL, *cases_products.SMALL, *latent.SMALL, *cases_indexer.SMALL)
     for case in (*dense, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_int8.SMALL, *cases_many_rows.ALL):
         case(Draw("cpu"))
     cases_products.experts(Draw("cpu"), shapes=((3, 128, 128),))

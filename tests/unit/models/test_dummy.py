@@ -1,5 +1,6 @@
 """Weights without files."""
 
+import pytest
 import torch
 
 from eprt import EngineConfig, EPGroup
@@ -8,9 +9,10 @@ from tests import tiny
 from tests.paged import PagedRunner
 
 
-def test_dummy_weights_have_the_shape_and_no_files(tmp_path):
+@pytest.mark.parametrize("kind", ["v3", "v32"])
+def test_dummy_weights_have_the_shape_and_no_files(kind, tmp_path):
     """Also fp8 ones, from a config.json alone; the same in every process."""
-    tiny.save(tiny.make_model("v3", hidden_size=256, moe_intermediate_size=128, intermediate_size=384), tmp_path)
+    tiny.save(tiny.make_model(kind, hidden_size=256, moe_intermediate_size=128, intermediate_size=384), tmp_path)
     tiny.quantize_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     logits = []

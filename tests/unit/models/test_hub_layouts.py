@@ -92,12 +92,13 @@ def test_what_the_full_config_means(name, scale, gate, tmp_path):
     assert config.first_k_dense_replace == (3 if config.model_type != "deepseek_v2" else 1)
 
 
-def test_a_converted_release_generates_the_same(tmp_path):
-    source = hub_layouts.make_release("V3", tmp_path / "V3", NUM_LAYERS)
-    convert(source, tmp_path / "V3-4", 4)
+@pytest.mark.parametrize("name", ["V3", "V3.2"])
+def test_a_converted_release_generates_the_same(name, tmp_path):
+    source = hub_layouts.make_release(name, tmp_path / name, NUM_LAYERS)
+    convert(source, tmp_path / "converted", 4)
     prompt = "The capital of France"
     want = generate(source, prompt, num_speculative_tokens=1)
-    assert generate(tmp_path / "V3-4", prompt, num_speculative_tokens=1) == want
+    assert generate(tmp_path / "converted", prompt, num_speculative_tokens=1) == want
 
 
 def test_files_beside_those_of_the_index_are_left_alone(tmp_path):
