@@ -1,0 +1,60 @@
+"""Compressor against its formula, window by window, for every way to cut the tokens."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from eprt.layers.compressor import Compressor, CompressorWeights
+from eprt.layers.norm import RMSNorm
+
+D, HIDDEN, TABLE = 8, 16, torch.cat((torch.ones(600, 2), torch.zeros(600, 2)), dim=1)  # no rotation
+
+
+class Product:
+    """What a compressor asks of a Linear."""
+
+    def __init__(self, outputs: int, seed: int):
+        self.weight = torch.randn(outputs, HIDDEN, generator=torch.Generator().manual_seed(seed)) / 4
+
+    def __call__(self, x: torch.Tensor, dtype: Any) -> torch.Tensor:
+        return x @ self.weight.T
+
+
+def compressor(ratio: int) -> Compressor:
+    channels = 2 * D if ratio == 4 else D
+    values: Any = Product(channels, 1)
+    gates: Any = Product(channels, 2)
+    place = torch.randn(ratio, channels, generator=torch.Generator().manual_seed(3))
+    return Compressor(ratio, D, CompressorWeights(values, gates, place, RMSNorm(torch.ones(D), 1e-6)), TABLE)
+
+
+def expected(one: Compressor, h: torch.Tensor) -> torch.Tensor:
+    """Entry by entry, channel by channel."""
+    w, ratio = one.weights, one.ratio
+    values, gates = w.values(h, torch.float32), w.gates(h, torch.float32)
+    entries = []
+    for i in range(len(h) // ratio):
+        slots = [(t, D if ratio == 4 else 0) for t in range(i * ratio, (i + 1) * ratio)]
+        if ratio == 4 and i:
+            slots = [(t, 0) for t in range((i - 1) * ratio, i * ratio)] + slots
+        entry = torch.zeros(D)
+        for channel in range(D):
+            scores = torch.stack([gates[t, c + channel] + w.place_RC[t % ratio, c + channel] for t, c in slots])
+            parts = torch.stack([values[t, c + channel] for t, c in slots])
+            entry[channel] = (scores.softmax(0) * parts).sum()
+        entries.append(entry / (entry.square().mean() + 1e-6).sqrt())
+    return torch.stack(entries)
+
+
+@pytest.mark.parametrize(("ratio", "num"), [(4, 23), (128, 260)])
+@pytest.mark.parametrize("chunk", [1, 3, 5, 127, 128, 129, 1000])
+def test_entries_do_not_depend_on_how_tokens_are_cut(ratio, num, chunk):
+    one, h = compressor(ratio), torch.randn(num, HIDDEN, generator=torch.Generator().manual_seed(0))
+    states = one.project(h, torch.arange(num))
+    entries = []
+    for start in range(0, num, chunk):
+        end, first = min(start + chunk, num), one.first_needed(start)
+        assert start - first < 2 * ratio
+        entries.append(one.pool(states[first:end], first, start, end))
+    torch.testing.assert_close(torch.cat(entries), expected(one, h), rtol=1e-4, atol=1e-5)

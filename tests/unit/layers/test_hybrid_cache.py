@@ -1,0 +1,54 @@
+"""LayerPages: rings by position, entries by page, and what a bookmark carries from one tail to another."""
+
+import torch
+
+from eprt.layers.hybrid_cache import LayerPages, Ring
+
+
+def ring(num_slots: int, width: int, page: int = 0, num_pages: int = 4) -> Ring:
+    return Ring(page, torch.full((num_pages, num_slots, width), float("nan")))
+
+
+def layer(num_slots: int = 132) -> LayerPages:
+    tail = {"window": ring(num_slots, 3), "state": ring(12, 4, page=1)}
+    bookmark = {"window": ring(128, 3), "state": ring(4, 2)}
+    context = {"entries": torch.full((4, 64, 3), float("nan"))}
+    return LayerPages(4, 4, tail, bookmark, context)
+
+
+def rows(first: int, end: int, width: int) -> torch.Tensor:
+    return torch.arange(first, end, dtype=torch.float32)[:, None].expand(-1, width)
+
+
+def test_a_ring_holds_the_latest_positions_of_each_request():
+    one, pages = ring(8, 2, page=1), torch.tensor([0, 3])
+    one.write(pages, 20, rows(0, 20, 2))
+    assert torch.equal(one.read(pages, 12, 20), rows(12, 20, 2))
+    one.write(pages, 23, rows(20, 23, 2))
+    assert torch.equal(one.read(pages, 15, 23), rows(15, 23, 2))
+    assert one.slots_PSD[:3].isnan().all(), "no other page is touched"
+
+
+def test_a_bookmark_carries_the_window_and_the_first_channels_of_open_windows():
+    pages = layer()
+    mine, bookmark, other = torch.tensor([0, 1]), torch.tensor([2]), torch.tensor([3, 3])
+    pages.tail["window"].write(mine, 256, rows(0, 256, 3))
+    pages.tail["state"].write(mine, 256, rows(244, 256, 4))
+    pages.leave_bookmark(mine, bookmark, 256)
+    pages.tail["window"].write(mine, 300, rows(256, 300, 3) * 0)
+    pages.take_over(other, bookmark, 256)
+    assert torch.equal(pages.tail["window"].read(other, 128, 256), rows(128, 256, 3))
+    state = pages.tail["state"].read(other, 252, 256)
+    assert torch.equal(state[:, :2], rows(252, 256, 2)) and not state[:, 2:].any()
+
+
+def test_entries_lie_in_the_pages_of_their_positions():
+    pages, table = layer(), torch.tensor([3, 1])
+    pages.insert("entries", table, 60, rows(60, 70, 3))
+    assert torch.equal(pages.context["entries"][3, 60:], rows(60, 64, 3))
+    assert torch.equal(pages.context["entries"][1, :6], rows(64, 70, 3))
+    chosen = torch.tensor([[69, 61], [64, -1]])
+    got = pages.select_entries(table, chosen)
+    assert got[0, :, 0].tolist() == [69, 61] and got[1, 0, 0] == 64
+    pages.insert("entries", table, 0, rows(0, 60, 3))
+    assert torch.equal(pages.first_entries("entries", table, 66), rows(0, 66, 3))
