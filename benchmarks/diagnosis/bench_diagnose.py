@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,9 @@ from eprt.engine.step_waits import StepWaits
 from eprt.ep.config import EPConfig
 from eprt.ep.registry import make_backend
 from eprt.serve.diagnosis.diagnosis import Diagnosis
-from eprt.serve.ranks.messages import SlotTotals, Step, WaitTotals, pack
+from eprt.serve.ranks.heartbeat import HeartbeatThread
+from eprt.serve.ranks.messages import SlotTotals, StepReport, WaitTotals, pack
+from eprt.serve.ranks.usage_meter import UsageMeter
 from eprt.serve.ranks.wait_totals import wait_totals
 
 NUM_RANKS = 4
@@ -120,12 +122,12 @@ def direct_us(engine: Engine, group: EPGroup) -> tuple[float, float]:
         least_s[on] = min(_seconds(calls) for _ in range(100)) / 50
     backend.close()
     waits = StepWaits(group.node_of_rank, group.rank)
-    waits.leave([0] * group.size, [0] * group.size, all_idle=False)
+    waits.end_exchange([0] * group.size, [0] * group.size, all_idle=False)
 
     def steps() -> None:
         for _ in range(50):
-            shown = waits.arrive()
-            waits.leave([shown[0]] * group.size, [shown[1]] * group.size, all_idle=False)
+            shown = waits.begin_exchange()
+            waits.end_exchange([shown[0]] * group.size, [shown[1]] * group.size, all_idle=False)
 
     step_s = min(_seconds(steps) for _ in range(100)) / 50
     return max(0.0, least_s[True] - least_s[False]) * group.size * 1e6, step_s * 1e6
@@ -133,6 +135,10 @@ def direct_us(engine: Engine, group: EPGroup) -> tuple[float, float]:
 
 def demo_model(comm: MPI.Comm, group: EPGroup, steps: int, pairs: int) -> dict[str, Any]:
     engine = Engine(EngineConfig(str(DEMO_MODEL), kv_cache_gb=0.05), group)
+    usage = UsageMeter(engine)
+    waits = (lambda: group.current_wait, engine.model.exchange.current_wait)
+    heartbeat = HeartbeatThread(cast(Any, None), lambda: False, waits)
+    heartbeat.close()  # its beats are taken and packed below, by this thread
     max_tokens = min(engine.limits.max_model_len - 8, 2 * steps * (pairs + 1) + 8)
     next_id = 0
 
@@ -153,7 +159,9 @@ def demo_model(comm: MPI.Comm, group: EPGroup, steps: int, pairs: int) -> dict[s
                 report(on)
 
     def report(on: bool) -> None:
-        pack(Step([], engine.stats(), wait_totals(engine) if on else None))
+        pack(StepReport([], engine.stats(), wait_totals(engine, usage) if on else None))
+        if on:
+            pack(heartbeat.beat())
 
     def set_counting(on: bool) -> None:
         top_up()
@@ -199,7 +207,7 @@ def window(num_ranks: int, num_layers: int, slots: int, windows: int) -> dict[st
             start = time.perf_counter()
             await diagnosis.close_window(ranks, info)
             closed = time.perf_counter()
-            await diagnosis.settled()
+            await diagnosis.wait_analysed()
             closing_s.append(closed - start)
             analysing_s.append(time.perf_counter() - closed)
 
