@@ -112,7 +112,7 @@ def test_the_launcher_starts_a_lost_rank_again():
 
 
 def test_a_server_that_nobody_can_join_says_so(server):
-    assert "no server of this host with --max-lost-ranks takes ranks at port" in refusal(server.url)
+    assert "no server of this host with --max-lost-ranks or --decode takes ranks at port" in refusal(server.url)
 
 
 @pytest.mark.parametrize(

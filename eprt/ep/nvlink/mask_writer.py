@@ -17,7 +17,7 @@ class MaskWriter:
         self._mask, self._stream = mask, torch.cuda.Stream(priority=-1)
         self._values = torch.zeros(len(mask), dtype=mask.dtype, pin_memory=True)
         self._is_writing = threading.Lock()
-        # The first copy of its kind in a process waits for running kernels: it must not be the one that ends a wait.
+        # What CUDA sets up for the first copy of a process is set up now, and not while a kernel waits.
         self.write([False] * len(mask))
 
     def write(self, masked: Sequence[bool], first: int = 0) -> None:

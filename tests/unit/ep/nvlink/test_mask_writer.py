@@ -28,7 +28,7 @@ def mask(monkeypatch):
 
 def test_the_first_copy_is_made_before_a_kernel_can_wait(mask):
     writer = MaskWriter(mask)
-    assert vars(writer._stream)["num_synchronized"] == 1, "the first copy of a process waits for running kernels"
+    assert vars(writer._stream)["num_synchronized"] == 1, "what the first copy needs is set up in time"
     assert mask.tolist() == [0, 0, 0, 0]
 
 
