@@ -19,6 +19,7 @@
 #include "cpu/isa.h"
 #include "cpu/mla.h"
 #include "cpu/rowwise.h"
+#include "cpu/team.h"
 #include "cpu/token_mask.h"
 
 using torch::headeronly::ScalarType;
@@ -63,6 +64,8 @@ eprt::Matrix matrix_of(const Tensor& data, const OptionalTensor& scale) {
 }
 
 void emulate_amx(bool on) { eprt::emulate_amx(on); }
+
+void own_threads(bool on) { eprt::use_own_threads(on); }
 
 eprt::Rows rows_of(const Tensor& x) { return {x.data_ptr(), dtype_of(x), x.stride(0)}; }
 
@@ -336,6 +339,7 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def("cpu_isa_detected() -> int");
   m.def("set_cpu_isa(int isa) -> ()");
   m.def("emulate_amx(bool on) -> ()");
+  m.def("own_threads(bool on) -> ()");
   m.def("linear(Tensor(a!) y, Tensor x, Tensor w, Tensor? w_scale, Tensor? bias, int num_threads) -> ()");
   m.def(
       "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor? matrix_of_expert, Tensor w13, "
@@ -389,6 +393,7 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("set_cpu_isa", TORCH_BOX(&set_cpu_isa));
   m.impl("linear", TORCH_BOX(&linear));
   m.impl("emulate_amx", TORCH_BOX(&emulate_amx));
+  m.impl("own_threads", TORCH_BOX(&own_threads));
   m.impl("grouped_experts", TORCH_BOX(&grouped_experts));
   m.impl("fp4_to_bf16", TORCH_BOX(&fp4_to_bf16));
   m.impl("gate_topk", TORCH_BOX(&gate_topk));

@@ -293,3 +293,8 @@ def let_openmp_sleep() -> None:
     unless the user says otherwise. Spinning, they would take the cores from the threads of csrc/cpu/team.h.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def openmp_sleeps() -> bool:
+    """Whether OpenMP's threads do not spin between loops; so they were told before they started."""
+    return os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"

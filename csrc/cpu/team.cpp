@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <mutex>
 #include <thread>
 
@@ -36,13 +35,8 @@ uint32_t short_number(uint32_t loop) { return loop & ((1u << (64 - 2 * kIndexBit
 
 // OpenMP's threads, which torch uses, spin for milliseconds after each of torch's loops unless they are told not to.
 // Beside them a second team would only take turns with them: then they run the loops.
-bool runs_on_openmp() {
-  static const bool spins = [] {
-    const char* policy = std::getenv("OMP_WAIT_POLICY");
-    return policy == nullptr || (policy[0] != 'p' && policy[0] != 'P');
-  }();
-  return spins;
-}
+std::atomic<bool> g_own_threads{false};
+bool runs_on_openmp() { return !g_own_threads.load(std::memory_order_relaxed); }
 
 std::atomic<bool> g_forked{false};  // from a process that may have had threads of OpenMP, which here are not
 
@@ -173,6 +167,8 @@ Team& team() {
 }
 
 }  // namespace
+
+void use_own_threads(bool on) { g_own_threads.store(on); }
 
 int last_team_size() { return g_last_size.load(std::memory_order_relaxed); }
 

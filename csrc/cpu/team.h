@@ -6,8 +6,8 @@
 // share of the indices first, so that the same indices of the next loop find their data in the same cache.
 //
 // Threads are started when a loop first wants them, stay, spin for a moment between loops and then sleep. A loop inside
-// a loop, or beside another thread's, is run by its caller alone. Without OMP_WAIT_POLICY=passive OpenMP's threads run
-// the loops, see team.cpp.
+// a loop, or beside another thread's, is run by its caller alone. OpenMP's threads run the loops unless
+// use_own_threads() was called.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +39,9 @@ void parallel_for(int64_t count, int num_threads, Body&& body) {
   }
   run_on_team(count, num_threads, call, const_cast<void*>(static_cast<const void*>(&body)));
 }
+
+// Whether loops run on threads of our own: where OpenMP's, which torch uses, sleep between loops.
+void use_own_threads(bool on);
 
 // As many threads as the last loop that had several was given: for operators that are not told.
 int last_team_size();

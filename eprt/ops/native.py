@@ -29,6 +29,7 @@ def load():
             "eprt's native library is not built; run `make build` (or pip install --no-build-isolation -e .)"
         )
     torch.ops.load_library(str(path))
+    torch.ops.eprt.own_threads(env.openmp_sleeps())
     isa = env.get("EPRT_CPU_ISA")
     if isa is not None:
         set_isa(isa)

@@ -1,27 +1,25 @@
-"""The threads that kernels run on: every index once, whoever calls, however many threads there are.
-
-In this process they are OpenMP's or our own team, as OMP_WAIT_POLICY was when it began; the last test tries the other.
-"""
+"""The threads that kernels run on, OpenMP's or our own: every index once, whoever calls, however many there are."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 
+from eprt import env
 from eprt.ops import Weight, linear, native
 
 native.load()
 
 
-@pytest.fixture
-def threads():
+@pytest.fixture(params=("OpenMP's", "our own"))
+def threads(request):
     """Sets torch's threads, which operators pass on, for one test."""
     before = torch.get_num_threads()
+    torch.ops.eprt.own_threads(request.param == "our own")
     yield torch.set_num_threads
     torch.set_num_threads(before)
+    torch.ops.eprt.own_threads(env.openmp_sleeps())
 
 
 def problem(rows: int) -> tuple[torch.Tensor, Weight, torch.Tensor]:
@@ -75,13 +73,3 @@ def test_a_forked_child_has_a_team_of_its_own(threads):
         os._exit(0 if (linear(x, w).numpy() == want.numpy()).all() else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-
-
-def test_all_of_it_with_the_other_kind_of_threads():
-    if "OMP_WAIT_POLICY_TRIED" in os.environ:
-        pytest.skip("this is the other kind")
-    passive = os.environ.get("OMP_WAIT_POLICY", "").lower().startswith("p")
-    other = {"OMP_WAIT_POLICY": "active" if passive else "passive", "OMP_WAIT_POLICY_TRIED": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    tried = subprocess.run(command, env={**os.environ, **other}, capture_output=True, text=True, timeout=300)
-    assert tried.returncode == 0, tried.stdout[-2000:]
