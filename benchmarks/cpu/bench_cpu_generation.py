@@ -140,6 +140,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--llama", type=Path, help="folder of llama.cpp's programs; without it ours is measured alone")
+    add("--no-repack", action="store_true", help="llama.cpp keeps weights as they are in the file, without AMX")
     add("--shape", choices=SHAPES, default="v2-lite")
     add("--layers", type=int, help="default: all of the shape's")
     add("--pairs", nargs="+", default=["int8:q8_0", "bf16:bf16", "fp8"], metavar="OURS[:THEIRS]")
@@ -170,10 +171,14 @@ def main() -> None:
     flags = [part for flag in args.flags for part in f"--{flag}".split("=")]
     sizes = (args.prompts, args.streams, args.decode_prompt, args.decode_tokens)
     case = GenerationCase(config, layers, *sizes, args.turns, flags)
-    peer = LlamaPeer(args.llama, len(cpus)) if args.llama else None
+    peer = LlamaPeer(args.llama, len(cpus), not args.no_repack) if args.llama else None
     native.load()
     about = {"shape": args.shape, "layers": layers, "cpus": len(cpus), "isa": native.isa(), "flags": flags}
-    about |= {"llama": peer.version() if peer else None, "decode_prompt": args.decode_prompt}
+    about |= {
+        "llama": peer.version() if peer else None,
+        "repacks": peer.repacks if peer else None,
+        "decode_prompt": args.decode_prompt,
+    }
     report = BenchmarkReport(f"cpu_generation_{args.shape}_{native.isa()}", about)
     for pair in args.pairs:
         done = len(report.rows)

@@ -16,6 +16,7 @@ class LlamaPeer:
 
     folder: Path
     threads: int
+    repacks: bool = True  # weights may be kept in another order, as its AMX kernels want them
 
     def version(self) -> str:
         """As llama-bench tells it: commit and build."""
@@ -25,18 +26,8 @@ class LlamaPeer:
     def prompt_seconds(self, model: Path, prompts: Sequence[int]) -> dict[int, float]:
         """By number of tokens, how long a prompt takes. The first is computed twice, to touch the weights once."""
         lengths = ",".join(map(str, (prompts[0], *prompts)))
-        command = [
-            self.folder / "llama-bench",
-            "-m",
-            model,
-            "-p",
-            lengths,
-            "-n",
-            "0",
-            "-r",
-            "1",
-            "--no-warmup",
-        ]
+        command = [self.folder / "llama-bench", "-m", model, "-p", lengths, "-n", "0", "-r", "1", "--no-warmup"]
+        command += [] if self.repacks else ["--repack", "0"]
         rows = json.loads(self._run([*command, "-t", str(self.threads), "-o", "json"]))
         return {row["n_prompt"]: row["avg_ns"] / 1e9 for row in rows}
 
@@ -46,6 +37,7 @@ class LlamaPeer:
         command = [self.folder / "llama-batched-bench", "-m", model, "-c", str(slots)]
         command += ["-npp", str(prompt)]
         command += ["-ntg", str(tokens), "-npl", ",".join(map(str, streams)), "-t", str(self.threads)]
+        command += [] if self.repacks else ["--no-repack"]
         said = self._run([*command, "--output-format", "jsonl"])
         rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
         return {row["pl"]: row["t_tg"] / tokens for row in rows}
