@@ -18,7 +18,7 @@ from benchmarks.serving.dummy_model import of_depth
 from benchmarks.serving.skewed_gates import max_over_mean
 from benchmarks.tools.timing import Timing, quantile
 from eprt import EngineConfig, EPGroup, SamplingParams
-from eprt.engine import kv_cache
+from eprt.engine import cache_layout
 from eprt.engine.engine import Engine
 from eprt.layers.moe import EPMoE
 from eprt.models.loader import load_model
@@ -191,14 +191,14 @@ class GenerationBench:
 @contextmanager
 def cache_of_one_layer() -> Iterator[None]:
     """Engines made meanwhile keep the cache of every layer in the memory of one."""
-    allocate = kv_cache.allocate_kv_cache
+    allocate = cache_layout.allocate_kv_cache
 
     def allocate_one(num_layers, *shape_and_kind):
         return allocate(1, *shape_and_kind).expand(num_layers, -1, -1, -1)
 
-    kv_cache.allocate_kv_cache = allocate_one
+    cache_layout.allocate_kv_cache = allocate_one
     yield
-    kv_cache.allocate_kv_cache = allocate
+    cache_layout.allocate_kv_cache = allocate
 
 
 @contextmanager

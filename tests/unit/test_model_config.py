@@ -24,14 +24,14 @@ MODEL = {
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"scoring": "tanh"}, "scoring='tanh': must be softmax, sigmoid or softmax_topk"),
+        ({"scoring": "tanh"}, "scoring='tanh': must be softmax, sigmoid, softmax_topk or sqrtsoftplus"),
         ({"top_k": 0}, r"top_k=0: must be in 1\.\.num_experts \(16\)"),
         ({"top_k": 17}, r"top_k=17: must be in 1\.\.num_experts \(16\)"),
         ({"n_group": 3}, "n_group=3 does not divide num_experts=16"),
         ({"n_group": 4, "topk_group": 5}, r"topk_group=5: must be in 1\.\.n_group \(4\)"),
         ({"n_group": 8, "top_k": 3}, "top_k=3: the 1 groups that a token may use hold only 2 experts"),
         ({"payload": "fp4"}, "payload='fp4': must be same or fp8"),
-        ({"weight_format": "fp4"}, "weight_format='fp4': must be same, fp8 or int8"),
+        ({"weight_format": "fp3"}, "weight_format='fp3': must be same, fp8, int8 or fp4"),
         ({"dtype": "torch.float16"}, "dtype=torch.float16: must be float32 or bfloat16"),
         ({"num_max_tokens_per_rank": 0}, "num_max_tokens_per_rank must be at least 1"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from eprt.engine.kv_cache import allocate_kv_cache
+from eprt.engine.cache_layout import allocate_kv_cache
 from eprt.kv.pages import CachePages
 from eprt.kv.reader import open_reader
 from eprt.ops.index_format import IndexFormat

@@ -14,7 +14,7 @@ def test_it_tells_the_memory_and_whether_it_fits(capsys):
     assert program.main(["--model", str(MODEL), "-n", "2", "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("checkpoint, memory of each of 2 ranks on this host:\n") and told.endswith("it fits\n")
-    assert re.search(r"^KV cache +0\.\d+ GB   524288 tokens$", told, re.M)
+    assert re.search(r"^KV cache +0\.\d+ GB   524288 tokens, 768 bytes each, longest context 2048 tokens$", told, re.M)
 
 
 def test_what_does_not_fit_is_status_1(capsys, monkeypatch):

@@ -113,7 +113,7 @@ def test_a_flag_that_cannot_be_met_is_named(flags, words):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "deepseek_v4"}, "model_type='deepseek_v4' is not supported; DeepSeek V4's"),
+        ({"model_type": "deepseek_v41"}, "model_type='deepseek_v41' is not supported; DeepSeek V4.1's Engram"),
         ({"model_type": "deepseek_v3", "quantization_config": {"quant_method": "awq"}}, "quant_method='awq' is not"),
     ],
 )
