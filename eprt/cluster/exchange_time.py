@@ -43,52 +43,50 @@ def copies_over_cards(gate: ExpertChoice, num_nodes: int, way: str) -> float:
     return parts_elsewhere(gate, num_nodes) if way == "node" else experts_elsewhere(gate, num_nodes)
 
 
-def low_latency_card_us(leg: Leg, nic_GBps: float, num_bytes: float) -> float:
-    return Leg(leg.start_us, leg.GBps * nic_GBps / _CARD_GBps).us(num_bytes)
+def card_leg(leg: Leg, nic_GBps: float) -> Leg:
+    """leg: of the cards behind the fit."""
+    return Leg(leg.start_us, leg.GBps * nic_GBps / _CARD_GBps)
 
 
 def low_latency(layout: ClusterLayout, model: ModelCost, num_ranks: int, tokens: int) -> list[ExchangeTime]:
     """Each way that there is, fastest first. tokens: of each rank."""
+    speed, nic = layout.speed, layout.nic_GBps
+    cards = card_leg(_DISPATCH, nic), card_leg(_COMBINE, nic)
+    return _every_way(layout, model, num_ranks, tokens, (speed.dispatch, speed.combine), cards, _FORWARD_US)
+
+
+def normal(layout: ClusterLayout, model: ModelCost, num_ranks: int, tokens: int) -> list[ExchangeTime]:
+    """Of large batches: dispatch in fp8, combine in bf16. Each way that there is, fastest first."""
+    speed, card = layout.speed, Leg(0.0, _NORMAL_SHARE * layout.nic_GBps)
+    inside = Leg(0.0, speed.normal_dispatch_GBps), Leg(0.0, speed.normal_combine_GBps)
+    return _every_way(layout, model, num_ranks, tokens, inside, (card, card), forward_us=0.0)
+
+
+def _every_way(
+    layout: ClusterLayout,
+    model: ModelCost,
+    num_ranks: int,
+    tokens: int,
+    inside_legs: tuple[Leg, Leg],
+    card_legs: tuple[Leg, Leg],
+    forward_us: float,
+) -> list[ExchangeTime]:
+    """Legs: of dispatch and combine. forward_us: of a copy for each node, until it is handed on."""
     dispatch, combine = tokens * model.dispatch_bytes, tokens * model.combine_bytes
-    inside = _low_latency_inside(layout, model, num_ranks, tokens)
+
+    def call_us(legs: tuple[Leg, Leg], copies: float, more_us: float = 0.0) -> tuple[float, float]:
+        return legs[0].us(copies * dispatch) + more_us, legs[1].us(copies * combine) + more_us
+
+    # A token goes once to each GPU of a node, whichever node it comes from.
+    inside = call_us(inside_legs, parts_elsewhere(model.gate, num_ranks))
     num_nodes = num_ranks // layout.gpus_per_node
     if num_nodes <= 1:
         return [ExchangeTime("nvlink", *inside, "NVLink")]
     times = []
     for way in WAYS:
-        copies, forward = copies_over_cards(model.gate, num_nodes, way), _FORWARD_US if way == "node" else 0.0
-        outside = (
-            low_latency_card_us(_DISPATCH, layout.nic_GBps, copies * dispatch) + forward,
-            low_latency_card_us(_COMBINE, layout.nic_GBps, copies * combine) + forward,
-        )
-        times.append(_slower(way, outside, inside))
+        copies = copies_over_cards(model.gate, num_nodes, way)
+        times.append(_slower(way, call_us(card_legs, copies, forward_us if way == "node" else 0.0), inside))
     return sorted(times, key=lambda each: each.both_us)
-
-
-def normal(layout: ClusterLayout, model: ModelCost, num_ranks: int, tokens: int) -> list[ExchangeTime]:
-    """Of large batches: dispatch in fp8, combine in bf16. Each way that there is, fastest first."""
-    dispatch, combine = tokens * model.dispatch_bytes, tokens * model.combine_bytes
-    copies = parts_elsewhere(model.gate, num_ranks)
-    speed, num_nodes = layout.speed, num_ranks // layout.gpus_per_node
-    inside = (
-        copies * dispatch / speed.normal_dispatch_GBps * 1e-3,
-        copies * combine / speed.normal_combine_GBps * 1e-3,
-    )
-    if num_nodes <= 1:
-        return [ExchangeTime("nvlink", *inside, "NVLink")]
-    card = Leg(0.0, _NORMAL_SHARE * layout.nic_GBps)
-    times = []
-    for way in WAYS:
-        crossing = copies_over_cards(model.gate, num_nodes, way)
-        times.append(_slower(way, (card.us(crossing * dispatch), card.us(crossing * combine)), inside))
-    return sorted(times, key=lambda each: each.both_us)
-
-
-def _low_latency_inside(layout: ClusterLayout, model: ModelCost, num_ranks: int, tokens: int) -> tuple[float, float]:
-    """A token goes once to each GPU, whichever node it comes from."""
-    copies = tokens * parts_elsewhere(model.gate, num_ranks)
-    legs = layout.speed.dispatch, layout.speed.combine
-    return legs[0].us(copies * model.dispatch_bytes), legs[1].us(copies * model.combine_bytes)
 
 
 def _slower(way: str, outside: tuple[float, float], inside: tuple[float, float]) -> ExchangeTime:

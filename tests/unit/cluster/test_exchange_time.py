@@ -6,7 +6,7 @@ import pytest
 
 from eprt.cluster.cluster_layout import ClusterLayout
 from eprt.cluster.crossings import ExpertChoice, experts_elsewhere
-from eprt.cluster.exchange_time import _COMBINE, _DISPATCH, low_latency, low_latency_card_us, normal
+from eprt.cluster.exchange_time import _COMBINE, _DISPATCH, card_leg, low_latency, normal
 from eprt.cluster.model_cost import ModelCost
 from tests.unit.cluster.cases import (
     LOW_LATENCY,
@@ -26,7 +26,7 @@ TOKENS = 128
 def by_card(copies: float) -> tuple[float, float]:
     model = deepseek_v3()
     sizes = TOKENS * copies * model.dispatch_bytes, TOKENS * copies * model.combine_bytes
-    return low_latency_card_us(_DISPATCH, 50, sizes[0]), low_latency_card_us(_COMBINE, 50, sizes[1])
+    return card_leg(_DISPATCH, 50).us(sizes[0]), card_leg(_COMBINE, 50).us(sizes[1])
 
 
 def test_low_latency_between_nodes_is_as_published():
@@ -112,5 +112,5 @@ def test_the_faster_way_comes_first_and_the_bound_is_named():
 
 
 def test_a_faster_card_costs_less_but_its_start():
-    assert low_latency_card_us(_DISPATCH, 100, 1e6) < low_latency_card_us(_DISPATCH, 50, 1e6)
-    assert low_latency_card_us(_DISPATCH, 100, 0) == _DISPATCH.start_us
+    assert card_leg(_DISPATCH, 100).us(1e6) < card_leg(_DISPATCH, 50).us(1e6)
+    assert card_leg(_DISPATCH, 100).us(0) == _DISPATCH.start_us
