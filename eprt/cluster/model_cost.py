@@ -21,6 +21,11 @@ class ModelCost:
     def __post_init__(self):
         if self.config.moe is None:
             raise ValueError("this model has no experts: there is nothing to spread over a cluster")
+        if self.config.indexer is not None or self.config.v4 is not None:
+            raise ValueError(
+                f"model_type={self.config.model_type!r} is not planned: what its sparse attention "
+                "costs was not measured; DeepSeek V2, V3 and R1 are planned"
+            )
 
     @property
     def moe(self):

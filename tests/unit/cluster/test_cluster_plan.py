@@ -1,11 +1,14 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from eprt.cluster.__main__ import main
 from eprt.cluster.cluster_layout import ClusterLayout
 from eprt.cluster.cluster_plan import ClusterPlan
+from eprt.cluster.model_cost import ModelCost
 from eprt.cluster.step_time import Workload
+from eprt.model_config import IndexerConfig
 from tests.unit.cluster.cases import DEEPSEEK_V3, deepseek_v3
 
 
@@ -79,3 +82,9 @@ def test_what_cannot_be_planned_is_one_line(arguments, message, capsys):
     assert main([*model, *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_models_whose_attention_is_not_counted_are_refused():
+    sparse = IndexerConfig(num_heads=64, head_dim=128, top_k=2048)
+    with pytest.raises(ValueError, match="model_type='deepseek_v32' is not planned"):
+        ModelCost(replace(deepseek_v3().config, model_type="deepseek_v32", indexer=sparse))
