@@ -137,8 +137,10 @@ def test_a_conversation_in_a_terminal(server):
     terminal.wait_for("answer to 2")
     terminal.type("/nothing\n")
     terminal.wait_for("no command /nothing; /help")
+    terminal.wait_for("> ")
     terminal.type("\x03")
     terminal.wait_for("Ctrl-D or /quit ends")
+    terminal.wait_for("> ")  # the terminal forgets a Ctrl-D that comes before readline has taken it over
     terminal.type("\x04")
     assert terminal.end() == 0
     first, last = server.asked[0], server.asked[-1]
