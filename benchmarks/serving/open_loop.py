@@ -9,25 +9,34 @@ that falls behind shows it. Times count from the moment a request was due, so th
     itl       time between two tokens of one request
     goodput   requests per second that met both limits of a tier: ttft, and the request's mean itl
 
+With --tier NAME=S,S each rate has, for each tier: NAME_share of its requests that met both limits, NAME_goodput,
+NAME_tokens_s (generated tokens of those, per second), NAME_refused (429, code tier_busy). --mix NAME=WEIGHT lets
+requests ask for a service_tier, drawn by these weights: then a tier's figures are of those that asked for it, else of
+all. --plot FILE draws the rates; result files given by name are drawn and nothing is sent.
+
 Exit status 0; 1 when a request failed (the table says how many); 2 when the server cannot be used.
 """
 
 import argparse
 import asyncio
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 
+from benchmarks.serving.serve_picture import draw, read_results
 from benchmarks.tools.report import BenchmarkReport
 from benchmarks.tools.timing import quantile
 from eprt import env
+from eprt.serve.tiers.tier import Tier, parse_tiers
 
 NUM_RANKS = 0
 NAME = "serve"
@@ -50,6 +59,7 @@ class OpenLoopLoad:
     spread: float  # fraction, 0 to 1
     max_token_id: int
     seed: int
+    mix: tuple[tuple[str, float], ...] = ()  # service tiers that requests ask for, with weights; empty: for none
 
     def requests(self) -> list[tuple[float, dict[str, Any]]]:
         """(seconds after the start, body) of each request."""
@@ -66,6 +76,9 @@ class OpenLoopLoad:
                 "stream": True,
                 "return_token_ids": True,
             }
+            if self.mix:
+                names, weights = zip(*self.mix)
+                body["service_tier"] = names[int(rng.choice(len(names), p=np.array(weights) / sum(weights)))]
             bodies.append((at, body))
         return bodies
 
@@ -81,6 +94,8 @@ class ServedRequest:
     wanted: int  # tokens
     token_s: list[float] = field(default_factory=list)  # when each token came, seconds since the request was due
     error: str | None = None  # why no more tokens came
+    refused: bool = False  # the server said that it would be too late
+    tier: str | None = None  # that it asked for
 
     @property
     def ttft_s(self) -> float:
@@ -112,11 +127,13 @@ async def drive(
 
 
 async def _send(client: httpx.AsyncClient, body: dict[str, Any], due: float) -> ServedRequest:
-    served = ServedRequest(body["max_tokens"])
+    served = ServedRequest(body["max_tokens"], tier=body.get("service_tier"))
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
-                served.error = f"{response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
+                content = (await response.aread()).decode(errors="replace")
+                served.error = f"{response.status_code}: {content[:200]}"
+                served.refused = response.status_code == 429 and '"tier_busy"' in content
                 return served
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
@@ -135,17 +152,27 @@ def _add_tokens(served: ServedRequest, event: dict[str, Any], now_s: float) -> N
         served.token_s += [now_s] * len(choice.get("token_ids") or ())
 
 
-def summary(load: OpenLoopLoad, served: list[ServedRequest], took_s: float) -> dict[str, Any]:
+def summary(
+    load: OpenLoopLoad, served: list[ServedRequest], took_s: float, tiers: Sequence[Tier] = ()
+) -> dict[str, Any]:
     """One row of the table."""
     good = [s for s in served if s.error is None]
     ttft_s, itl_s = sorted(s.ttft_s for s in good), sorted(gap for s in good for gap in s.itl_s)
-    row: dict[str, Any] = {"rate": load.rate, "requests": len(served), "failed": len(served) - len(good)}
+    num_refused = sum(s.refused for s in served)
+    row: dict[str, Any] = {"rate": load.rate, "requests": len(served), "failed": len(served) - len(good) - num_refused}
     row["tokens_s"] = sum(len(s.token_s) for s in good) / took_s
     for name, values in (("ttft", ttft_s), ("itl", itl_s)):
         for percent in (50, 95, 99):
             row[f"{name}_p{percent}_ms"] = quantile(values, percent / 100) * 1e3 if values else float("nan")
-    for ttft, itl in TIERS:
+    for ttft, itl in TIERS if not tiers else ():
         row[f"goodput_{ttft:g}s_{itl * 1e3:g}ms"] = sum(s.meets(ttft, itl) for s in good) / took_s
+    for tier in tiers:
+        of_tier = [s for s in served if not load.mix or s.tier == tier.name]
+        met = [s for s in of_tier if s.error is None and s.meets(tier.ttft_s, tier.itl_s)]
+        row[f"{tier.name}_share"] = len(met) / len(of_tier) if of_tier else float("nan")
+        row[f"{tier.name}_goodput"] = len(met) / took_s
+        row[f"{tier.name}_tokens_s"] = sum(len(s.token_s) for s in met) / took_s
+        row[f"{tier.name}_refused"] = sum(s.refused for s in of_tier)
     return row
 
 
@@ -176,6 +203,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--url", default="http://127.0.0.1:8000", help="default %(default)s")
     add("--model", help="default: the server's first")
     add("--api-key", metavar="KEY", default=env.get("EPRT_API_KEY"), help="the server's; default: EPRT_API_KEY")
+    text = "result files of earlier runs: they are drawn by --plot, and nothing is sent"
+    add("files", nargs="*", type=Path, metavar="RESULT.json", help=text)
+    text = "draw times and goodput against the rate, this run's or those of the files: as load.png or load.svg"
+    add("--plot", type=Path, metavar="FILE", help=text)
+    text = "what the run is called in the picture, and in the name of its file: serve_load_TEXT.json"
+    add("--label", metavar="TEXT", help=text)
+    text = "limits to judge by, as eprt serve has them: max=1.0,0.030; may be repeated; default: three, without names"
+    add("--tier", dest="tiers", action="append", default=[], metavar="NAME=S,S", help=text)
+    text = "service tiers that requests ask for, with weights, as max=1 base=3; default: they ask for none"
+    add("--mix", nargs="+", default=[], metavar="NAME=WEIGHT", help=text)
     text = "where serve_load.json is written, default: here"
     add("--out", type=Path, default=Path(), metavar="DIR", help=text)
     add(
@@ -225,15 +262,49 @@ def _loads(arguments: argparse.Namespace) -> list[OpenLoopLoad]:
         if not ok:
             raise ValueError(f"{flag} {getattr(arguments, flag[2:].replace('-', '_'))}: must be {want}")
     lengths = (arguments.input_tokens, arguments.output_tokens, arguments.spread)
-    return [
-        OpenLoopLoad(r, arguments.seconds, *lengths, arguments.max_token_id, arguments.seed) for r in arguments.rate
-    ]
+    more = (arguments.max_token_id, arguments.seed, _mix(arguments.mix, arguments.tiers))
+    return [OpenLoopLoad(r, arguments.seconds, *lengths, *more) for r in arguments.rate]
+
+
+def _mix(given: Sequence[str], tiers: Sequence[Tier]) -> tuple[tuple[str, float], ...]:
+    mix: dict[str, float] = {}
+    for text in given:
+        name, _, weight = text.partition("=")
+        try:
+            mix[name] = float(weight)
+        except ValueError:
+            raise ValueError(f"--mix {text}: must be NAME=WEIGHT, as max=1") from None
+        if not 0 < mix[name] < float("inf"):
+            raise ValueError(f"--mix {text}: the weight must be above 0")
+        if name not in [tier.name for tier in tiers]:
+            raise ValueError(f"--mix {text}: say its limits, too, with --tier {name}=SECONDS,SECONDS")
+    return tuple(mix.items())
+
+
+def _check_names(arguments: argparse.Namespace) -> None:
+    """Flags about files, before anything is sent."""
+    try:
+        arguments.tiers = parse_tiers(arguments.tiers)
+    except ValueError as error:
+        raise ValueError(f"--tier {error}") from None
+    if arguments.files and arguments.plot is None:
+        raise ValueError(f"{arguments.files[0]}: result files are drawn; say where with --plot FILE")
+    if arguments.plot is not None and find_spec("matplotlib") is None:
+        raise ValueError(f"--plot {arguments.plot}: matplotlib is not installed; `pip install matplotlib`")
+    if arguments.plot is not None and arguments.plot.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--plot {arguments.plot}: the name must end in .png, .svg or .pdf")
+    if arguments.label is not None and not re.fullmatch(r"[\w.-]+", arguments.label):
+        raise ValueError(f"--label {arguments.label}: must be letters, digits and . _ -: it is part of a file's name")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     url = arguments.url.rstrip("/")
     try:
+        _check_names(arguments)
+        if arguments.files:
+            print(f"written to {draw(read_results(arguments.files), arguments.plot)}")
+            return 0
         loads = _loads(arguments)
         model = arguments.model or find_model(url, arguments.api_key)
         wait_until_loaded(url)
@@ -241,15 +312,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"eprt bench serve: {error}", file=sys.stderr)
         return 2
     config = {"model": model, "input_tokens": arguments.input_tokens, "output_tokens": arguments.output_tokens}
-    report = BenchmarkReport("serve_load", {**config, "spread": arguments.spread, "seconds": arguments.seconds})
+    config |= {"spread": arguments.spread, "seconds": arguments.seconds}
+    if arguments.tiers:
+        config["tiers"] = {tier.name: f"{tier.ttft_s:g} s, {tier.itl_s * 1e3:g} ms" for tier in arguments.tiers}
+        config["mix"] = dict(loads[0].mix)
+    name = "serve_load"
+    if arguments.label:
+        name, config["label"] = f"{name}_{arguments.label}", arguments.label
+    report = BenchmarkReport(name, config)
     reasons: dict[str, int] = {}
     for load in loads:
         served, took_s = asyncio.run(drive(url, model, load, arguments.api_key))
-        report.add_row(**summary(load, served, took_s))
+        report.add_row(**summary(load, served, took_s, arguments.tiers))
         for one in served:
-            if one.error is not None:
+            if one.error is not None and not one.refused:
                 reasons[one.error] = reasons.get(one.error, 0) + 1
-    print(f"written to {report.finish(arguments.out)}")
+    written = report.finish(arguments.out)
+    print(f"written to {written}")
+    if arguments.plot is not None:
+        print(f"written to {draw(read_results([written]), arguments.plot)}")
     for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:5]:
         print(f"{count} failed: {reason}", file=sys.stderr)
     return 1 if reasons else 0

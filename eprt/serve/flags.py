@@ -22,6 +22,7 @@ from eprt.serve.model_source import default_name, find_model_dir
 from eprt.serve.openai.reasoning import REASONING_FORMAT_NAMES
 from eprt.serve.openai.tools import TOOL_FORMAT_NAMES
 from eprt.serve.options import OptionError, ServeOptions
+from eprt.serve.tier_flags import add_tier_flags, check_tiers
 
 _INF = float("inf")
 _MB = 1 << 20
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     add_engine_flags(group, "seed")
     add_engine_flags(group, "generation_config")
 
+    add_tier_flags(parser.add_argument_group("tiers of service"))
     add_engine_flags(parser.add_argument_group("drafts"), "num_speculative_tokens", "speculative_acceptance")
     group = parser.add_argument_group("steps")
     add_engine_flags(group, "low_latency_max_tokens", "overlap", "overlap_sms", "overlap_schedule")
@@ -152,6 +154,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     except ValueError as error:
         raise OptionError(str(error)) from None
     check_http(args)
+    check_tiers(args)
     _check_values(args)
     _check_losses(args)
     _check_faults(args.inject, args.num_ranks)

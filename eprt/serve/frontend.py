@@ -67,7 +67,7 @@ class Frontend:
 
     def __init__(self, config: FrontendConfig):
         self._options = options = config.options
-        metrics = RequestMetrics()
+        metrics = RequestMetrics(options.tiers)
         self._groups: dict[str, GroupServices] = {}  # by instance; "": the server is one
         self._pool: RankPool | Fleet
         if options.num_instances:

@@ -14,6 +14,7 @@ import msgspec
 from eprt.bind import DEFAULT_POLICY
 from eprt.config import EngineConfig
 from eprt.serve.keys import NO_KEYS, ServerKeys
+from eprt.serve.tiers.tier import Tier
 
 
 class OptionError(ValueError):
@@ -68,6 +69,8 @@ class ServeOptions:
     # A decode instance computes a prompt itself where its prefix cache lacks no more tokens than this.
     local_prefill_tokens: int = 256
     handoff_timeout_s: float = 30.0  # how long pages are held; then the decode instance computes them itself
+    tiers: tuple[Tier, ...] = ()  # of service, in the order in which they go first; empty: all requests are alike
+    default_tier: str = ""  # of requests that name none; "": the last
     decode_balance: str = "step"  # how a decode instance is chosen: by "step", "kv" or "batch" (instances/scores.py)
 
     @property
@@ -102,6 +105,7 @@ _FLAG_OF = {
     "request_log": "--no-request-log",
     "diagnose_log_bytes": "--diagnose-log-mb",
     "max_body_bytes": "--max-body-mb",
+    "tiers": "--tier",
 }
 
 

@@ -155,7 +155,8 @@ def test_every_flag_says_what_it_is_and_what_it_is_by_default(command):
 
 
 def test_every_path_of_the_server_is_documented_and_the_other_way_round():
-    served = set(re.findall(r'Route\("([^"]+)"', (ROOT / "eprt/serve/http/api.py").read_text()))
+    sources = "\n".join(path.read_text() for path in (ROOT / "eprt/serve/http").glob("*.py"))
+    served = set(re.findall(r'Route\("([^"]+)"', sources))
     served = {re.sub(r"\{(\w+):\w+\}", lambda m: "" if m[1] == "path" else m[1].upper(), path) for path in served}
     served = {path for path in served if (path + "/") not in served}  # the page's redirect
     table = OPERATIONS.partition("| path | |")[2].partition("\n\n")[0]

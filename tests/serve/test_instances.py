@@ -18,11 +18,12 @@ from tests.serve.processes import PATIENCE_S, wait_until
 from tests.unit.cases import MODEL
 
 FLAGS = ("--prefill", "1", "--decode", "2", "--local-prefill-tokens", "0", "--page-size", "8", "--restart-lost-ranks")
+TIERS = ("--tier", "max=500,100", "--tier", "base=600,200")
 
 
 @pytest.fixture(scope="module")
 def instances() -> Iterator[RunningServer]:
-    with RunningServer(MODEL, 0, *FLAGS, "--num-speculative-tokens", "1", timeout_s=2 * PATIENCE_S) as server:
+    with RunningServer(MODEL, 0, *FLAGS, *TIERS, "--num-speculative-tokens", "1", timeout_s=2 * PATIENCE_S) as server:
         yield server
 
 
@@ -153,6 +154,25 @@ def test_an_instance_joins_from_another_shell_and_retires(instances):
     assert refused.returncode == 2 and "-n 0: must be at least 1" in refused.stderr
     refused = subprocess.run(command[:4], capture_output=True, text=True, timeout=PATIENCE_S)
     assert refused.returncode == 2 and "give --role prefill or --role decode" in refused.stderr
+
+
+def test_tiers_are_answered_and_counted(instances):
+    body = {"prompt": "Tell me", "max_tokens": 3, "ignore_eos": True, "model": instances.model}
+    url = f"{instances.url}/v1/completions"
+
+    def given(**fields) -> httpx.Response:
+        return httpx.post(url, json=body | fields, timeout=PATIENCE_S)
+
+    assert [given(service_tier=name).json()["service_tier"] for name in ("priority", "auto", "max")] == [
+        "max",
+        "base",
+        "max",
+    ]
+    assert '"service_tier":"base"' in given(stream=True).text
+    refused = given(service_tier="gold")
+    assert refused.status_code == 400 and "must be one of auto, default, priority, flex, max, base" in refused.text
+    metrics = httpx.get(f"{instances.url}/metrics", timeout=PATIENCE_S).text
+    assert 'eprt_tier_requests_total{outcome="met",tier="max"} 2.0' in metrics
 
 
 def state_of(server: RunningServer, name: str) -> str | None:

@@ -19,7 +19,6 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "context_management": (),
     "inference_geo": (),
     "mcp_servers": ([],),
-    "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
 }
 # Field of chats -> its name here.
@@ -100,6 +99,13 @@ def _metadata(value: Any) -> dict[str, Any]:
     return {"user": user} if user is not None else {}
 
 
+def _service_tier(value: Any) -> dict[str, Any]:
+    """auto: the key's tier. Other names than these two are refused: Anthropic's clients know no others."""
+    if value not in ("auto", "standard_only"):
+        raise unsupported("service_tier", f"service_tier={quoted(value)}: must be auto or standard_only")
+    return {"service_tier": "auto" if value == "auto" else "default"}
+
+
 def _output_config(value: Any) -> dict[str, Any]:
     config, fields = _object("output_config", value, "effort", "format"), {}
     if config.get("effort") is not None:
@@ -144,6 +150,7 @@ def _tool_choice(value: Any) -> dict[str, Any]:
 _OWN = {
     "cache_control": lambda value: {},
     "metadata": _metadata,
+    "service_tier": _service_tier,
     "output_config": _output_config,
     "stop_sequences": _stop_sequences,
     "tool_choice": _tool_choice,

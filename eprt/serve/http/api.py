@@ -27,9 +27,9 @@ from eprt.serve.errors import ApiError, invalid
 from eprt.serve.group_services import GroupServices
 from eprt.serve.http.bodies import LONG_BODY, Bodies
 from eprt.serve.http.entrance import Entrance, error_response
+from eprt.serve.http.instance_routes import InstanceRoutes
 from eprt.serve.http.other_apis import refusal
 from eprt.serve.http.responses import EventStream, JsonResponse, unless_disconnected
-from eprt.serve.instances.document import instances_document
 from eprt.serve.instances.fleet import Fleet
 from eprt.serve.keys import NO_KEYS, ServerKeys
 from eprt.serve.openai.answer import Answer
@@ -41,6 +41,7 @@ from eprt.serve.openai.tokenization import Tokenization
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks.pool import RankPool
 from eprt.serve.responses.face import ResponseFace
+from eprt.serve.tiers.table import TierTable
 
 REQUEST_LOG = f"{__name__}.requests"  # the logger with a line for each request
 _requests = logging.getLogger(REQUEST_LOG)
@@ -66,6 +67,7 @@ class Api:
         self._responses, self._messages = ResponseFace(), MessageFace()
         self._bodies, self._reading = Bodies(options.max_body_bytes, options.body_timeout_s), asyncio.Lock()
         self._created = int(time.time())
+        self._tiers = TierTable(options.tiers, options.default_tier)
         self.routes = self._make_routes()
 
     def app(self) -> Callable[..., Awaitable[None]]:
@@ -95,8 +97,7 @@ class Api:
             Route("/v1/eprt/diagnose", self.diagnose),
             Route("/v1/eprt/diagnose/page", self.page_redirect),
             Route("/v1/eprt/diagnose/page/{path:path}", self.page),
-            Route("/v1/eprt/instances", self.instances),
-            Route("/v1/eprt/instances/{instance:str}", self.retire_instance, methods=["DELETE"]),
+            *InstanceRoutes(self._pool).make_routes(),
             Route("/v1/eprt/instances/{instance:str}/diagnose/page", self.page_redirect),
             Route("/v1/eprt/instances/{instance:str}/diagnose/page/{path:path}", self.page),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
@@ -148,9 +149,10 @@ class Api:
                     parsed = await self._parse_long(request, body, face.parse)
                     request_id = _rename(request, parsed)
                     job = await asyncio.to_thread(face.prepare, self._preparer, parsed, request_id, limits)
+            job = job.with_tier(self._tiers, request.scope["eprt.key_tier"])
             if job.form is not None:
                 await self._preparer.forms.require(job.form)
-            generation = self._pool.submit(job.sequences, job.cache_key)
+            generation = self._pool.submit(job.sequences, job.cache_key, job.tier)
         except ApiError as error:
             self._pool.metrics.observe_request(face.endpoint, error.code, started_s)
             _requests.info("[%s] %s %d %s: %s", request_id, face.endpoint, error.status, error.code, error.message)
@@ -197,7 +199,8 @@ class Api:
             usage.completion_tokens,
             "none" if answer.first_token_s is None else f"{answer.first_token_s:.3f} s",
             time.monotonic() - started_s,
-            f", moved {answer.num_moved} times" if answer.num_moved else "",
+            (f", tier {job.tier.name}" if job.tier else "")
+            + (f", moved {answer.num_moved} times" if answer.num_moved else ""),
             "".join(f", {name} {text!r}" for name, text in job.labels.items()),
         )
 
@@ -279,22 +282,6 @@ class Api:
             want = f"must be one of {there_are}" if there_are else "this server is one group of ranks; leave it out"
             raise invalid("instance", f"instance={name!r}: {want}")
         return self._groups[name]
-
-    async def instances(self, request: Request) -> Response:
-        """Each instance: its role, state and load; and what was handed from one to another."""
-        return JsonResponse(instances_document(self._fleet()))
-
-    def _fleet(self) -> Fleet:
-        if isinstance(self._pool, Fleet):
-            return self._pool
-        message = "this server is one group of ranks: it was started without --prefill and --decode"
-        raise ApiError(404, message, code="not_found")
-
-    async def retire_instance(self, request: Request) -> Response:
-        """Lets an instance leave; follow it with GET /v1/eprt/instances."""
-        fleet = self._fleet()
-        fleet.retire_instance(request.path_params["instance"])
-        return JsonResponse(instances_document(fleet), status_code=202)
 
     async def page_redirect(self, request: Request) -> Response:
         return await self._page(request).redirect(request)

@@ -50,6 +50,7 @@ class Entrance:
                 message["headers"] = [*message["headers"], (b"x-request-id", name)]
             await send(message)
 
+        scope["eprt.key_tier"] = self._keys.tier_name(_key_of(headers))
         if refusal := self._why_not(scope, headers):
             await error_response(refusal, scope)(scope, receive, send_with_id)
             return

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from eprt.serve.instances.instance import Instance
 from eprt.serve.instances.scores import choose
 from eprt.serve.options import ServeOptions
+from eprt.serve.tiers.forecast import check_step
+from eprt.serve.tiers.tier import Tier
 
 
 class Chooser:
@@ -23,11 +25,13 @@ class Chooser:
     def _open(self, role: str) -> list[Instance]:
         return [one for one in self._living() if one.role == role and one.is_open]
 
-    def choose_any(self, token_ids: Sequence[int], cache_key: str | None = None) -> tuple[Instance, bool] | None:
+    def choose_any(
+        self, token_ids: Sequence[int], cache_key: str | None = None, tier: Tier | None = None
+    ) -> tuple[Instance, bool] | None:
         """Who begins a sequence, and whether it hands the sequence over; None where nobody is open."""
         prefills, decodes = self._open("prefill"), self._open("decode")
         if not prefills:
-            chosen = self.choose_decode(token_ids)
+            chosen = self.choose_decode(token_ids, tier)
             return None if chosen is None else (chosen, False)
 
         def missing(instance: Instance) -> int:
@@ -42,12 +46,22 @@ class Chooser:
             return nearest, False
         return choose(prefills, prefill_ms, self._rng), bool(decodes)
 
-    def choose_decode(self, token_ids: Sequence[int]) -> Instance | None:
-        """Who goes on with a sequence: among those with room for it, the least by --decode-balance."""
+    def check_tier(self, tier: Tier, chosen: Instance, token_ids: Sequence[int], cache_key: str | None) -> None:
+        """ApiError 429 where a limit of the tier would be missed. chosen: who would begin."""
+        rank, _, uncached = chosen.pool.router.predict(token_ids, cache_key)
+        chosen.forecast.check_first_token(tier, rank, uncached)
+        decodes = self._open("decode") or [chosen]
+        check_step([one.forecast for one in decodes], tier, len(token_ids))
+
+    def choose_decode(self, token_ids: Sequence[int], tier: Tier | None = None) -> Instance | None:
+        """Who goes on with a sequence: among those with room for it, where its tier's time per token and those of the
+        tiers before it last, the least by --decode-balance."""
         decodes = self._open("decode")
         if not decodes:
             return None
         fits = [one for one in decodes if _has_room(one, len(token_ids))]
+        if tier is not None:
+            fits = [one for one in fits if one.forecast.broken_tier(tier, len(token_ids)) is None] or fits
         score = _SCORES[self._options.decode_balance]
         return choose(fits or decodes, lambda one: score(one, len(token_ids)), self._rng)
 

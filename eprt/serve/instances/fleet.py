@@ -17,7 +17,6 @@ import msgspec
 from eprt import env
 from eprt.engine.outputs import EngineStats
 from eprt.engine.request import QueueFullError, RequestLimits
-from eprt.engine.sampling_params import SamplingParams
 from eprt.serve.errors import ApiError, print_line, unavailable
 from eprt.serve.instances.chooser import Chooser
 from eprt.serve.instances.handoffs import Handoffs
@@ -26,9 +25,10 @@ from eprt.serve.options import ROLES, FrontendConfig, InstanceName
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.connection import RankConnection
 from eprt.serve.ranks.generation import Generation
-from eprt.serve.ranks.pool import RankPool
+from eprt.serve.ranks.pool import Prompt, RankPool, begin_service
 from eprt.serve.ranks.rank import Rank
 from eprt.serve.ranks.request_metrics import RequestMetrics
+from eprt.serve.tiers.tier import Tier
 
 _log = logging.getLogger(__name__)
 
@@ -126,26 +126,32 @@ class Fleet:
             retry = 5 if self.state == "loading" else None
             raise unavailable(f"no new requests: {self.reason}", code=self.state, retry_after_s=retry)
 
-    def submit(self, prompts: Sequence[tuple[list[int], SamplingParams]], cache_key: str | None = None) -> Generation:
+    def submit(self, prompts: Sequence[Prompt], cache_key: str | None = None, tier: Tier | None = None) -> Generation:
         """As RankPool.submit."""
         self.check_open()
-        generation = Generation(self.abort)
+        generation = Generation(self.abort, begin_service(tier, prompts, self.metrics))
         begun = []
         try:
             for token_ids, params in prompts:
                 params = replace(params, seed=self._seeds.getrandbits(63)) if params.seed is None else params
-                chosen = self.chooser.choose_any(token_ids, cache_key)
+                chosen = self.chooser.choose_any(token_ids, cache_key, tier)
                 if chosen is None:
                     raise QueueFullError("no instance is left")
                 instance, hands_over = chosen
+                if tier is not None:
+                    self.chooser.check_tier(tier, instance, token_ids, cache_key)
                 _, charged, uncached = instance.pool.router.predict(token_ids, cache_key)
                 sequences = instance.pool.sequences
                 adds = sequences.start(generation, [(token_ids, params)], cache_key, hands_over)
                 begun.append((instance, adds, charged + uncached))
-        except QueueFullError:
+        except (QueueFullError, ApiError) as error:
             for instance, adds, _ in begun:
                 for _, add in adds:
                     instance.pool.sequences.take_out(add.request_id)
+            if tier is not None:
+                self.metrics.tiers.count_request(tier, "refused")
+            if isinstance(error, ApiError):
+                raise
             message = f"the queue is full: {self.num_sequences} sequences run or wait"
             retry_s = self.metrics.seconds_until_room()
             raise ApiError(429, message, code="queue_full", kind="rate_limit_error", retry_after_s=retry_s) from None
@@ -207,9 +213,7 @@ class Fleet:
     def on_message(self, rank: Rank, message: msg.ToFrontend) -> None:
         instance = self._instance_of[id(rank)]
         instance.pool.on_message(rank, message)
-        if isinstance(message, msg.StepReport) and message.stats is not None:
-            instance.learn_step()
-        elif isinstance(message, msg.Ready) and instance.pool.ready.is_set() and instance.state == "loading":
+        if isinstance(message, msg.Ready) and instance.pool.ready.is_set() and instance.state == "loading":
             self._on_loaded(instance)
         elif isinstance(message, msg.Bye) and instance.pool.ended.is_set():
             self._on_left(instance)

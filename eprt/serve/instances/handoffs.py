@@ -78,7 +78,8 @@ class Handoffs:
 
     def _offer(self, sequence: RunningSequence, source: Instance, source_rank: int, held: HeldPages) -> None:
         request_id = sequence.request.request_id
-        target = self._chooser.choose_decode([*sequence.request.prompt_token_ids, *sequence.generated])
+        token_ids = [*sequence.request.prompt_token_ids, *sequence.generated]
+        target = self._chooser.choose_decode(token_ids, sequence.generation.tier)
         if target is None:  # it goes on where it is, whose prefix cache has its pages
             source.pool.ranks[source_rank].send(msg.AbortRequest(request_id))
             self._begin(sequence, source)
@@ -162,7 +163,8 @@ class Handoffs:
 
     def _begin_elsewhere(self, sequence: RunningSequence) -> bool:
         """False where no instance is left: then the request has failed."""
-        chosen = self._chooser.choose_any([*sequence.request.prompt_token_ids, *sequence.generated])
+        token_ids = [*sequence.request.prompt_token_ids, *sequence.generated]
+        chosen = self._chooser.choose_any(token_ids, tier=sequence.generation.tier)
         if chosen is None:
             sequence.generation.fail(ApiError(500, "no instance is left; the request was lost", code="rank_lost"))
             return False

@@ -2,9 +2,11 @@
 
 import time
 
-from eprt.serve.instances.scores import PrefillRate, StepModel
+from eprt.serve.instances.scores import PrefillRate
 from eprt.serve.options import InstanceName
 from eprt.serve.ranks.pool import RankPool
+from eprt.serve.tiers.forecast import Forecast
+from eprt.serve.tiers.step_model import StepModel
 
 STATES = ("loading", "ready", "draining", "lost")
 
@@ -21,7 +23,6 @@ class Instance:
         self.since_s = time.time()  # Unix time of its latest change of state
         self._state = "loading"
         self.rate = PrefillRate()
-        self.steps = StepModel()
 
     def __str__(self) -> str:
         return self.name.name
@@ -49,14 +50,10 @@ class Instance:
         return self._state in ("ready", "draining")
 
     @property
-    def predicted_step_s(self) -> float:
-        """Of its slowest rank, with what is there now."""
-        router = self.pool.router
-        return self.steps.predict_ms(max(router.num_requests), max(router.num_tokens)) / 1e3
+    def forecast(self) -> Forecast:
+        assert self.pool.forecast is not None, "the pool of an instance has one"
+        return self.pool.forecast
 
-    def learn_step(self) -> None:
-        """Its latest statistics tell how long its steps take."""
-        stats = self.pool.stats
-        if stats:
-            rows = max(each.num_running_now for each in stats)
-            self.steps.add_step(rows, max(self.pool.router.num_tokens), max(each.last_step_s for each in stats))
+    @property
+    def steps(self) -> StepModel:
+        return self.forecast.steps

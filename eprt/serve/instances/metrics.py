@@ -65,7 +65,7 @@ class InstanceCollector:
             (
                 "eprt_instance_predicted_step_seconds",
                 "Of its slowest rank",
-                [(one, one.predicted_step_s) for one in living],
+                [(one, one.forecast.step_s()) for one in living],
             ),
         ):
             yield series(GaugeMetricFamily, name, text, ("instance",), values)

@@ -39,6 +39,7 @@ class ExtendedFields(StructuredFields, kw_only=True, frozen=True):
     return_tokens_as_token_ids: bool | None = None
     # How the request is run, and what it is called.
     priority: Int | None = None
+    service_tier: str | None = None  # tiers/table.py
     prompt_cache_key: str | None = None
     session_id: str | None = None  # the same, as vLLM and SGLang call it
     request_id: str | None = None

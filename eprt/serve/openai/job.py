@@ -4,12 +4,14 @@ Knows nothing of how a request was parsed or of how an answer is put together.
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eprt.engine.sampling_params import SamplingParams
 from eprt.serve.openai.forms import RequestedForm
 from eprt.serve.openai.reasoning import ReasoningFormat
 from eprt.serve.openai.tools import ToolFormat, ToolProperties
+from eprt.serve.tiers.table import TierTable, in_tier
+from eprt.serve.tiers.tier import Tier
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,23 @@ class GenerationJob:
     prompt_logprobs: int | None = None  # how many alternatives to show beside each token of the prompt; None: no report
     tokens_as_ids: bool = False  # in log-probabilities tokens are written as their ids
     cache_key: str | None = None  # of requests that begin alike (router.py)
+    asked_tier: str | None = None  # the request's service_tier
+    tier: Tier | None = None  # of service; None: the server has none
     labels: dict[str, str] = field(default_factory=dict)  # what the log says of the request
     created: int = field(default_factory=lambda: int(time.time()))
     started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def given_tier(self) -> str | None:
+        """What the answer says of it; None: it says nothing."""
+        if self.tier is None:
+            return None if self.asked_tier is None else "default"
+        return self.tier.name
+
+    def with_tier(self, table: TierTable, of_key: str | None) -> "GenerationJob":
+        """As the tier has it that the request and its key ask for. ApiError."""
+        tier = table.choose_tier(self.asked_tier, of_key)
+        return self if tier is None else replace(self, tier=tier, params=in_tier(self.params, tier))
 
     @property
     def sequences(self) -> list[tuple[list[int], SamplingParams]]:

@@ -177,6 +177,7 @@ class Preparer:
             prompt_logprobs=request.prompt_logprobs,
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
             cache_key=request.cache_key,
+            asked_tier=request.service_tier,
             labels=request.labels,
             **more,
         )

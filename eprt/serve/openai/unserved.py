@@ -53,7 +53,6 @@ BOTH: Mapping[str, Unserved] = {
     "repetition_detection": Unserved("nothing looks for repetitions", instead="repetition_penalty"),
     "return_hidden_states": Unserved("hidden states stay on the ranks", (False,)),
     "return_routed_experts": Unserved("GET /v1/eprt/load tells the experts' load", (False,)),
-    "service_tier": Unserved("there is one service for all", ("auto", "default"), instead="priority"),
     "session_params": Unserved("requests stand alone", instead="prompt_cache_key"),
     "stop_regex": Unserved("stop strings are plain text", instead="stop"),
     "store": Unserved("nothing is stored", (False,)),

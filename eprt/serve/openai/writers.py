@@ -90,12 +90,15 @@ class OpenAIWriter(AnswerWriter):
 
     def _head(self, kind: str) -> dict[str, Any]:
         job = self.job
-        return {
+        head: dict[str, Any] = {
             "id": f"{self.id_prefix}-{job.request_id}",
             "object": kind,
             "created": job.created,
             "model": job.model,
         }
+        if job.given_tier is not None:
+            head["service_tier"] = job.given_tier
+        return head
 
     def _choice(
         self, choice: Choice, delta: Delta, content: dict[str, Any], write_logprobs: Callable

@@ -28,8 +28,19 @@ from eprt.serve.ranks.rank import Rank
 from eprt.serve.ranks.request_metrics import RequestMetrics
 from eprt.serve.ranks.roster import Roster
 from eprt.serve.ranks.sequences import Add, Sequences
+from eprt.serve.tiers.forecast import Forecast, check_step
+from eprt.serve.tiers.metrics import RequestService
+from eprt.serve.tiers.tier import Tier
 
 _log = logging.getLogger(__name__)
+
+
+Prompt = tuple[list[int], SamplingParams]  # token ids, and how its sequences go on
+
+
+def begin_service(tier: Tier | None, prompts: Sequence[Prompt], metrics: RequestMetrics) -> RequestService | None:
+    """Of a new request; None on a server without tiers."""
+    return None if tier is None else RequestService(tier, sum(params.n for _, params in prompts), metrics.tiers)
 
 
 class HandoffEvents(Protocol):
@@ -67,7 +78,12 @@ class RankPool:
         self.ready = asyncio.Event()  # all ranks have loaded
         self.ended = asyncio.Event()  # all ranks have left, or are lost
         self.router = Router(config.num_ranks, engine.max_running + engine.max_queue, engine.page_size)
-        self.sequences = Sequences(self.router, metrics, self.next_seq, engine.seed, prefix, first_rank)
+        # None: nobody asks it.
+        self.forecast: Forecast | None = None
+        if config.options.tiers or config.options.num_instances:
+            self.forecast = Forecast(self.router, config.options.tiers, engine.max_running)
+        settings = engine.seed, prefix, first_rank, self.forecast
+        self.sequences = Sequences(self.router, metrics, self.next_seq, *settings)
         self.quiet = self.sequences.quiet  # no sequence runs
         self.max_sequences = config.num_ranks * self.router.max_requests_per_rank
         self.roster = Roster(config.num_ranks, self._send, lambda: self.infos[0].num_experts)
@@ -122,19 +138,34 @@ class RankPool:
             retry = 5 if self.state == "loading" else None
             raise unavailable(f"no new requests: {self.reason}", code=self.state, retry_after_s=retry)
 
-    def submit(self, prompts: Sequence[tuple[list[int], SamplingParams]], cache_key: str | None = None) -> Generation:
+    def submit(self, prompts: Sequence[Prompt], cache_key: str | None = None, tier: Tier | None = None) -> Generation:
         """Starts params.n sequences of each prompt; sequence i * n + k is the k-th of prompt i. All or none.
-        ApiError 503 when not serving, 429 when the ranks are full. cache_key: of requests that begin alike."""
+        ApiError 503 when not serving, 429 when the ranks are full, or so busy that the tier's limits would be missed.
+        cache_key: of requests that begin alike."""
         self.check_open()
-        generation = Generation(self.abort)
+        generation = Generation(self.abort, begin_service(tier, prompts, self.metrics))
         try:
+            if tier is not None:
+                self._check_tier(tier, prompts, cache_key)
             adds = self.sequences.start(generation, prompts, cache_key)
-        except QueueFullError:
+        except (QueueFullError, ApiError) as error:
+            if tier is not None:
+                self.metrics.tiers.count_request(tier, "refused")
+            if isinstance(error, ApiError):
+                raise
             message = f"the queue is full: {self.num_sequences} of at most {self.max_sequences} sequences run or wait"
             retry_s = self.metrics.seconds_until_room()
             raise ApiError(429, message, code="queue_full", kind="rate_limit_error", retry_after_s=retry_s) from None
         self.send_numbered(adds)
         return generation
+
+    def _check_tier(self, tier: Tier, prompts: Sequence[Prompt], cache_key: str | None) -> None:
+        """ApiError 429 where a limit of the tier would be missed. The longest prompt speaks for all."""
+        assert self.forecast is not None, "a server with tiers has one"
+        longest = max((token_ids for token_ids, _ in prompts), key=len)
+        rank, _, uncached = self.router.predict(longest, cache_key)
+        self.forecast.check_first_token(tier, rank, uncached)
+        check_step([self.forecast], tier, len(longest))
 
     async def wait_quiet(self) -> None:
         """Until no sequence runs."""
@@ -253,6 +284,8 @@ class RankPool:
         match message:
             case msg.StepReport(outputs, stats, waits):
                 rank.stats, rank.waits = stats or rank.stats, waits or rank.waits
+                if stats is not None and self.forecast is not None:
+                    self._learn_step(self.forecast)
                 for output in outputs:
                     self.sequences.add_output(rank.rank, output)
             case msg.Ready(info):
@@ -280,6 +313,11 @@ class RankPool:
             case msg.Bye():
                 rank.left = True
                 self.check_ended()
+
+    def _learn_step(self, forecast: Forecast) -> None:
+        """The latest statistics tell how long steps take."""
+        stats = self.stats
+        forecast.add_step(max(each.num_running_now for each in stats), max(each.last_step_s for each in stats))
 
     def check_ended(self) -> None:
         """All ranks that take part may have left."""

@@ -5,10 +5,13 @@ rooms' metrics.py.
 """
 
 import time
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from eprt.serve.ranks.vllm_metrics import VllmCounts
+from eprt.serve.tiers.metrics import TierCounts
+from eprt.serve.tiers.tier import Tier
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 10)
@@ -18,7 +21,7 @@ _E2E_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 class RequestMetrics:
     """The frontend's own counts, and the registry that /metrics is generated from."""
 
-    def __init__(self):
+    def __init__(self, tiers: Sequence[Tier] = ()):
         self.registry = CollectorRegistry()
         reg = self.registry
 
@@ -29,6 +32,7 @@ class RequestMetrics:
         self.itl = histogram("inter_token_latency", "Between two tokens of a sequence", _ITL_S)
         self.e2e = histogram("e2e_request_latency", "From a request's arrival to the end of its answer", _E2E_S)
         self.vllm = VllmCounts()
+        self.tiers = TierCounts(tiers, reg)
         self.requests = Counter("eprt_requests", "By endpoint and outcome", ["endpoint", "outcome"], registry=reg)
         self.faults = Counter("eprt_faults", "Broken invariants found by idle ranks: a leaked page", registry=reg)
         self._recent_e2e_s = 1.0

@@ -19,6 +19,7 @@ from eprt.serve.ranks.generation import Generation
 from eprt.serve.ranks.messages import AddRequest
 from eprt.serve.ranks.request_metrics import RequestMetrics
 from eprt.serve.ranks.vllm_metrics import EndedSequence
+from eprt.serve.tiers.forecast import Forecast
 
 Add = tuple[int, AddRequest]  # a rank, and what it is told
 
@@ -41,6 +42,7 @@ class RunningSequence:
     request: AddRequest  # as its first rank was told
     siblings: _PromptSequences  # itself and the prompt's others
     started_s: float
+    since_s: float | None  # when it came to the rank that runs it now; None: a token has come from there
     queued_s: float = 0.0  # how long it waited on its rank before it was computed
     num_cached: int = 0  # prompt tokens found in the prefix cache
     first_token_s: float | None = None
@@ -57,6 +59,7 @@ class Sequences:
         seed: of the seeds for requests that bring none.
         prefix: of request ids, where another group of the server numbers its own.
         first_rank: what is added to the ranks' numbers in metrics.
+        forecast: is told what is under way; None: nobody asks.
     """
 
     def __init__(
@@ -67,8 +70,9 @@ class Sequences:
         seed: int,
         prefix: str = "",
         first_rank: int = 0,
+        forecast: Forecast | None = None,
     ):
-        self.router = router
+        self.router, self.forecast = router, forecast
         self.quiet = asyncio.Event()  # no sequence runs
         self.quiet.set()
         self.num_moved = 0
@@ -99,30 +103,33 @@ class Sequences:
                 for sample_idx in range(params.n):
                     seq = self._next_seq()
                     request_id = f"{self._prefix}{seq}"
+                    uncached = self.router.predict(token_ids, cache_key)[2] if self.forecast else 0
                     rank = self.router.assign(request_id, token_ids, cache_key)
                     generation.request_ids.append(request_id)
+                    if self.forecast is not None:
+                        self.forecast.start(request_id, rank, generation.tier, max(uncached, 1))
                     add = AddRequest(seq, request_id, token_ids, params, sample_idx, hands_over=hands_over)
                     adds.append((rank, add))
         except QueueFullError:
             for _, add in adds:
-                self.router.release(add.request_id)
+                self._release(add.request_id)
             del generation.request_ids[first:]
             raise
         now_s = time.monotonic()
         for index, ((rank, add), prompt) in enumerate(zip(adds, siblings), first):
-            self._running[add.request_id] = RunningSequence(generation, index, rank, add, prompt, now_s)
+            self._running[add.request_id] = RunningSequence(generation, index, rank, add, prompt, now_s, now_s)
         self.quiet.clear()
         return adds
 
     def move_from(self, rank: int) -> list[Add]:
         """Every sequence of this rank goes on elsewhere, behind what its client has; returns what to send."""
         adds: list[Add] = []
-        for request_id, sequence in self._running.items():
+        for sequence in self._running.values():
             if sequence.rank != rank:
                 continue
             request, generated = sequence.request, list(sequence.generated)
             sequence.generation.num_moved += 1
-            sequence.rank = self.router.reassign(request_id, request.prompt_token_ids + generated)
+            self._reassign(sequence, request.prompt_token_ids + generated)
             adds.append((sequence.rank, msgspec.structs.replace(request, seq=self._next_seq(), generated=generated)))
         self.num_moved += len(adds)
         return adds
@@ -135,7 +142,7 @@ class Sequences:
     def take_out(self, request_id: str) -> RunningSequence | None:
         """The sequence goes on in another group; None where it has ended."""
         sequence = self._running.pop(request_id, None)
-        self.router.release(request_id)
+        self._release(request_id)
         if not self._running:
             self.quiet.set()
         return sequence
@@ -144,11 +151,23 @@ class Sequences:
         """The sequence goes on here, behind what its client has; its rank, and what to send. numbered: else the message
         is for Adopt, and the number follows. hands_over: as in AddRequest."""
         request, generated = sequence.request, list(sequence.generated)
-        sequence.rank = self.router.reassign(request.request_id, request.prompt_token_ids + generated)
+        self._reassign(sequence, request.prompt_token_ids + generated, computes=numbered)
         self._running[request.request_id] = sequence
         self.quiet.clear()
         seq = self._next_seq() if numbered else 0
         return sequence.rank, msgspec.structs.replace(request, seq=seq, generated=generated, hands_over=hands_over)
+
+    def _reassign(self, sequence: RunningSequence, token_ids: list[int], computes: bool = True) -> None:
+        """Another rank gets the sequence. computes: else its pages come from elsewhere."""
+        request_id = sequence.request.request_id
+        sequence.rank, sequence.since_s = self.router.reassign(request_id, token_ids), time.monotonic()
+        if self.forecast is not None:
+            self.forecast.start(request_id, sequence.rank, sequence.generation.tier, len(token_ids) if computes else 0)
+
+    def _release(self, request_id: str, took_s: float | None = None) -> None:
+        self.router.release(request_id)
+        if self.forecast is not None:
+            self.forecast.end(request_id, took_s)
 
     def request_ids(self) -> list[str]:
         return list(self._running)
@@ -164,6 +183,10 @@ class Sequences:
         now_s = time.monotonic()
         if output.token_id >= 0:
             self.router.add_token(output.request_id)
+            if sequence.since_s is not None:
+                if self.forecast is not None:
+                    self.forecast.on_token(output.request_id, now_s - sequence.since_s)
+                sequence.since_s = None
             waited_s = now_s - (sequence.last_token_s or sequence.started_s)
             if sequence.first_token_s is None:
                 sequence.first_token_s, sequence.queued_s = now_s, output.queued_s
@@ -181,7 +204,8 @@ class Sequences:
         """Forgets a sequence; returns the rank that ran it, None where it has ended before. reason: for the metrics,
         "stop", "length", "abort" or "error"."""
         sequence = self._running.pop(request_id, None)
-        self.router.release(request_id)
+        began_s = None if sequence is None else sequence.first_token_s
+        self._release(request_id, None if began_s is None else time.monotonic() - began_s)
         if not self._running:
             self.quiet.set()
         if sequence is None:
@@ -209,6 +233,10 @@ class Sequences:
         siblings.most_generated = max(siblings.most_generated, num_generated)
         if not siblings.num_open:
             self._metrics.vllm.observe_prompt(rank, params.n, siblings.most_generated)
+        if (service := sequence.generation.service) is not None:
+            first_s = (sequence.first_token_s or ended.ended_s) - sequence.started_s
+            last_s = (sequence.last_token_s or ended.ended_s) - sequence.started_s
+            service.end_sequence(reason, num_generated, first_s, last_s)
 
     def abort_all(self) -> list[tuple[int, str]]:
         """Gives each a last output with finish_reason "abort"; returns (rank, request id) of each."""

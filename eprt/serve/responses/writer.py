@@ -74,6 +74,7 @@ class ResponseWriter(AnswerWriter):
             "parallel_tool_calls": raw.get("parallel_tool_calls", True),
             "previous_response_id": self._request.previous_id,
             "reasoning": {"effort": None, "summary": None, **raw.get("reasoning", {})},
+            "service_tier": self.job.given_tier or "default",
             "store": self._request.stores,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}, **raw.get("text", {})},

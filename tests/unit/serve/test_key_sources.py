@@ -43,3 +43,30 @@ def test_a_file_that_holds_no_key_is_named_and_its_lines_are_not_shown(tmp_path,
     with pytest.raises(OptionError, match=f"--api-key-file {file}: {why}") as caught:
         keys("--api-key-file", str(file))
     assert "schl" not in str(caught.value)
+
+
+TIERS = ("--tier", "max=1,0.03", "--tier", "base=2,0.07")
+
+
+def test_a_line_may_give_its_key_a_tier(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# of the team\nfirst tier=max\nsecond\nwith spaces tier=base\n")
+    found = keys("--api-key-file", str(file), *TIERS)
+    assert found == ServerKeys(("first", "second", "with spaces"), (), {"first": "max", "with spaces": "base"})
+
+
+@pytest.mark.parametrize(
+    "lines, flags, why",
+    [
+        ("a\nsecret tier=gold\n", TIERS, "line 2: tier=gold: must be one of max, base"),
+        ("secret tier=\n", TIERS, "line 1: tier=: must be one of max, base"),
+        ("secret tier=max\n", (), "line 1: tier=max: there are no tiers; give --tier too"),
+        ("secret tier=max\nsecret tier=base\n", TIERS, "line 2: this key has another tier in an earlier line"),
+    ],
+)
+def test_a_tier_that_a_key_cannot_have_is_named_and_the_key_is_not(tmp_path, lines, flags, why):
+    file = tmp_path / "keys"
+    file.write_text(lines)
+    with pytest.raises(OptionError, match=f"--api-key-file {file}: {why}") as caught:
+        keys("--api-key-file", str(file), *flags)
+    assert "secret" not in str(caught.value)

@@ -33,7 +33,7 @@ def make_request(
             await asyncio.Event().wait()
         return {"type": "http.disconnect"}
 
-    return Request({"type": "http", "headers": headers, "eprt.request_id": "r"}, receive)
+    return Request({"type": "http", "headers": headers, "eprt.request_id": "r", "eprt.key_tier": None}, receive)
 
 
 def make_certificate(folder: Path, name: str, password: str | None = None) -> tuple[Path, Path]:

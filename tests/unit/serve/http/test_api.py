@@ -73,7 +73,7 @@ class _Pool:
 
     def check_open(self) -> None: ...
 
-    def submit(self, sequences, cache_key=None) -> None:
+    def submit(self, sequences, cache_key=None, tier=None) -> None:
         raise ApiError(429, "enough", code="enough")
 
 
@@ -93,14 +93,16 @@ class _Work(ChatFace):
 
     def prepare(self, *given) -> Any:
         self.both.wait(100)
-        return SimpleNamespace(sequences=[], cache_key=None, form=None)
+        job = SimpleNamespace(sequences=[], cache_key=None, form=None, tier=None)
+        job.with_tier = lambda table, key_tier: job
+        return job
 
 
 def _generate(work: _Work, *gone: bool) -> list[Any]:
     """What becomes of requests that come at once; those marked have been given up by their clients."""
 
     async def run() -> list[Any]:
-        options = SimpleNamespace(max_body_bytes=1 << 20, body_timeout_s=100)
+        options = SimpleNamespace(max_body_bytes=1 << 20, body_timeout_s=100, tiers=(), default_tier="")
         api = Api(options, _Pool(), None, {})  # type: ignore[arg-type]
         return await asyncio.gather(*(api._generate(make_request(one), work) for one in gone), return_exceptions=True)
 

@@ -35,7 +35,7 @@ class GivenFleet(Fleet):
     def __init__(self, *flags: str, loads: bool = True):
         self.options = parse_options(["--model", str(MODEL), *SHORT, *flags])
         config = FrontendConfig(self.options, self.options.num_ranks or 0, "token", -1, -1)
-        super().__init__(config, RequestMetrics(), lambda reason, rank: None)
+        super().__init__(config, RequestMetrics(self.options.tiers), lambda reason, rank: None)
         self.given: dict[str, Rank] = {}  # the latest of each instance
         for name, role, _ in reversed(self.options.instance_plan):
             self.connect(name, role, loads=loads)

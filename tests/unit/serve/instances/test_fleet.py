@@ -242,3 +242,33 @@ def test_an_instance_that_stands_still_is_lost_and_killed(monkeypatch, capsys):
 
     run(life)
     assert "decode-0, rank 0" in capsys.readouterr().err
+
+
+def test_a_tier_goes_where_its_tokens_come_in_time_and_is_refused_where_nobody_is():
+    async def life(fleet: GivenFleet) -> None:
+        best, last = fleet.options.tiers
+        for name, step_s in (("decode-0", 0.06), ("decode-1", 0.02)):
+            forecast = fleet.instances[name].forecast
+            for rows in range(1, 60):
+                forecast.steps.add_step(rows % 5, 1, 1e-3 if rows % 5 == 1 else step_s)
+            forecast._router.assign(name, [1] * 4)
+            forecast.start(name, 0, last, 0)
+        chosen = [fleet.chooser.choose_decode([7] * 9, best) for _ in range(9)]
+        assert {str(one) for one in chosen} == {"decode-1"}
+        generation = fleet.submit([([3] * 30, PARAMS)], None, best)
+        assert generation.tier is best
+        for name in ("decode-0", "decode-1"):
+            for rows in range(1, 99):
+                fleet.instances[name].steps.add_step(rows % 5, 1, 1e-3 if rows % 5 == 1 else 0.09)
+        with pytest.raises(
+            ApiError, match=r"tier max: with one more request a token would take .* its limit is 0.03 s"
+        ):
+            fleet.submit([([3] * 30, PARAMS), ([4] * 30, PARAMS)], None, best)
+        assert fleet.num_sequences == 1
+        registry = fleet.metrics.registry
+        assert registry.get_sample_value("eprt_tier_requests_total", {"tier": "max", "outcome": "refused"}) == 1
+
+    run(life, "--prefill", "1", "--decode", "2", "--decode-balance", "batch", *TIERS)
+
+
+TIERS = ("--tier", "max=1,0.03", "--tier", "base=2,0.07", "--max-num-seqs", "9")

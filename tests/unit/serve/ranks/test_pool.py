@@ -43,7 +43,7 @@ from tests.unit.cases import MODEL
 def serving_pool(on_drain: Callable[[str, int], None] = lambda reason, rank: None, *flags: str) -> RankPool:
     """Of two ranks, which run two sequences and queue one, each."""
     options = parse_options(["--model", str(MODEL), "--max-num-seqs", "2", "--max-queue", "1", *flags])
-    pool = RankPool(FrontendConfig(options, 2, "token", -1, -1, -1), RequestMetrics(), on_drain)
+    pool = RankPool(FrontendConfig(options, 2, "token", -1, -1, -1), RequestMetrics(options.tiers), on_drain)
     pool.ranks = {rank: Rank(rank, 100 + rank, "host", Mock()) for rank in range(2)}
     pool.set_state("serving", "")
     pool.ready.set()
@@ -272,3 +272,43 @@ def test_a_rank_lost_in_a_drain_is_named(signal, capfd):
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
 def test_ranks_that_mpirun_kills_are_not_called_lost(signal):
     assert reason_of_loss(signal, None) == "the ranks were ended before running requests were done (use -n to drain)"
+
+
+def counted(pool: RankPool, outcome: str) -> float | None:
+    labels = {"tier": "max", "outcome": outcome}
+    return pool.metrics.registry.get_sample_value("eprt_tier_requests_total", labels)
+
+
+def test_requests_of_a_tier_are_counted_and_sent_away_where_they_would_be_late(monkeypatch):
+    async def life() -> None:
+        pool = serving_pool(lambda reason, rank: None, "--tier", "max=1,9", "--tier", "base=2,9")
+        tier, forecast = pool._config.options.tiers[0], pool.forecast
+        assert forecast is not None
+        generation = pool.submit([([1] * 40, SamplingParams(max_tokens=2))], None, tier)
+        assert generation.tier is tier and sum(forecast.backlog.num_tokens) == 40
+        (request_id,) = generation.request_ids
+        rank = forecast.backlog.num_tokens.index(40)
+        on_output(pool, rank, TokenOutput(request_id, 5))
+        assert sum(forecast.backlog.num_tokens) == 0 and forecast.backlog.tiers_there() == [0]
+        on_output(pool, rank, TokenOutput(request_id, 6, finish_reason="length"))
+        assert counted(pool, "met") == 1 and forecast.backlog.tiers_there() == []
+        forecast.start("other", 0, tier, 10)
+        forecast.start("another", 1, tier, 10)
+        monkeypatch.setattr(forecast, "first_token_s", lambda rank, tier, num_tokens: 1.5)
+        with pytest.raises(ApiError, match=r"tier max: the first token would come after 1.5 s") as caught:
+            pool.submit([([1] * 40, SamplingParams())], None, tier)
+        assert caught.value.code == "tier_busy" and counted(pool, "refused") == 1 and pool.num_sequences == 0
+        pool.submit([([1] * 40, SamplingParams())], None, pool._config.options.tiers[1])
+        forecast.end("other")
+        forecast.end("another")
+        pool.submit([([2] * 40, SamplingParams(n=2))], None, pool._config.options.tiers[1])
+        pool.lose("rank 1", "was lost")
+        assert counted(pool, "failed") == 0, "it was of another tier"
+        labels = {"tier": "base", "outcome": "failed"}
+        assert pool.metrics.registry.get_sample_value("eprt_tier_requests_total", labels) == 2
+
+    asyncio.run(life())
+
+
+def on_output(pool: RankPool, rank: int, output: TokenOutput) -> None:
+    pool.on_message(pool.ranks[rank], StepReport([output], None))

@@ -1,0 +1,79 @@
+"""Pictures of `eprt bench serve`, and what is refused before anything is sent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.serving.open_loop import OpenLoopLoad, ServedRequest, main, summary
+from benchmarks.serving.serve_picture import draw, read_results
+from eprt.serve.tiers.tier import parse_tiers
+
+TIERS = parse_tiers(["max=1,0.1", "base=2,0.2"])
+
+
+def served(ttft_s: float, itl_s: float, tier: str | None = None) -> ServedRequest:
+    return ServedRequest(3, [ttft_s, ttft_s + itl_s, ttft_s + 2 * itl_s], tier=tier)
+
+
+def load(*mix: tuple[str, float], rate: float = 2.0) -> OpenLoopLoad:
+    return OpenLoopLoad(rate, 2.0, 4, 3, 0.0, 50, 0, mix)
+
+
+def test_each_tier_has_its_share_of_those_that_asked_for_it():
+    all_served = [served(0.5, 0.05, "max"), served(1.5, 0.05, "max"), served(1.5, 0.05, "base")]
+    all_served.append(ServedRequest(3, error="429", refused=True, tier="base"))
+    row = summary(load(("max", 1), ("base", 1)), all_served, 2.0, TIERS)
+    assert (row["requests"], row["failed"]) == (4, 0), "who is refused has not failed"
+    assert (row["max_share"], row["max_goodput"], row["max_tokens_s"], row["max_refused"]) == (0.5, 0.5, 1.5, 0)
+    assert (row["base_share"], row["base_refused"]) == (0.5, 1)
+    row = summary(load(), all_served, 2.0, TIERS)
+    assert (row["max_share"], row["base_share"]) == (0.25, 0.75), "of all, where they ask for none"
+
+
+def test_requests_ask_for_tiers_by_weight():
+    asked = [body.get("service_tier") for _, body in load(("max", 1), ("base", 3), rate=100.0).requests()]
+    assert asked.count("max") + asked.count("base") == 200 and 30 < asked.count("max") < 70
+    assert all("service_tier" not in body for _, body in load().requests())
+
+
+def result(folder: Path, name: str, **config: Any) -> Path:
+    rows = []
+    for rate in (2.0, 8.0):
+        row = {"rate": rate, "tokens_s": 9 * rate, "goodput_2s_70ms": rate / 2}
+        row |= {f"{what}_p{percent}_ms": 10 * rate for what in ("ttft", "itl") for percent in (50, 95, 99)}
+        rows.append(row)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"config": {"model": "m", "input_tokens": 9, **config}, "rows": rows}))
+    return path
+
+
+def test_files_come_into_one_picture(tmp_path):
+    files = [result(tmp_path, "a"), result(tmp_path, "b", label="apart")]
+    results = read_results(files)
+    assert [one.label for one in results] == ["a", "apart"]
+    assert results[0].goodputs == {"goodput_2s_70ms": "2s, 70ms"}
+    assert results[0].points("ttft_p50_ms", 1e-3) == ([2.0, 8.0], [0.02, 0.08])
+    assert draw(results, tmp_path / "both.svg").read_text().count("apart, median") == 1
+    named = read_results([result(tmp_path, "c", tiers={"max": "1 s, 30 ms"})])
+    assert named[0].goodputs == {"max_goodput": "max: 1 s, 30 ms"}
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["x.json"], "x.json: result files are drawn; say where with --plot FILE"),
+        (["x.json", "--plot", "y.png"], "x.json: cannot be read"),
+        (["--plot", "y.bmp"], "--plot y.bmp: the name must end in .png, .svg or .pdf"),
+        (["--tier", "max"], "--tier max: must be NAME="),
+        (["--mix", "max=1"], "--mix max=1: say its limits, too, with --tier max=SECONDS,SECONDS"),
+        (["--tier", "max=1,1", "--mix", "max"], "--mix max: must be NAME=WEIGHT"),
+        (["--tier", "max=1,1", "--mix", "max=0"], "--mix max=0: the weight must be above 0"),
+        (["--label", "a/b"], "--label a/b: must be letters"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(capsys, flags, words):
+    assert main(["--url", "http://127.0.0.1:1", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"eprt bench serve: {words}")
