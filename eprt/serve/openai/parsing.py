@@ -23,17 +23,29 @@ _Request = TypeVar("_Request", CompletionRequest, ChatRequest)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
+def _elsewhere(path: str, kind: type[msgspec.Struct], others: Mapping[str, Unserved]) -> dict[str, Unserved]:
+    """The fields of an endpoint as another one takes them: with the values that ask for nothing."""
+    why = f"it is a field of {path}"
+    accepted = {field.name: unserved.NEUTRAL.get(field.name, ()) for field in msgspec.structs.fields(kind)}
+    accepted |= {name: field.accepted for name, field in others.items()}
+    return {name: Unserved(why, values) for name, values in accepted.items()}
+
+
+_COMPLETION = {**_elsewhere("/v1/chat/completions", ChatRequest, unserved.CHAT), **unserved.COMPLETION}
+_CHAT = {**_elsewhere("/v1/completions", CompletionRequest, unserved.COMPLETION), **unserved.CHAT}
+
+
 def parse_completion(body: bytes) -> CompletionRequest:
-    return _parse(body, CompletionRequest, unserved.COMPLETION)
+    return _parse(body, CompletionRequest, _COMPLETION)
 
 
 def parse_chat(body: bytes) -> ChatRequest:
-    return _parse(body, ChatRequest, unserved.CHAT)
+    return _parse(body, ChatRequest, _CHAT)
 
 
 def chat_request(raw: Any) -> ChatRequest:
     """The same, of a body that another API's request was turned into."""
-    request = parse_struct(raw, ChatRequest, unserved.CHAT)
+    request = parse_struct(raw, ChatRequest, _CHAT)
     request.check()
     return request
 

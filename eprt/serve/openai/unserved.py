@@ -107,3 +107,17 @@ CHAT: Mapping[str, Unserved] = {
     "task": Unserved("the model has no such switch", instead="messages"),
     "use_audio_in_video": Unserved("messages are text", (False,)),
 }
+# Values with which a served field asks for nothing, where it comes to the endpoint that does not have it.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "enable_thinking": (False,),
+    "include_reasoning": (True,),
+    "parallel_tool_calls": (True, False),
+    "reasoning_effort": ("none",),
+    "separate_reasoning": (True,),
+    "suffix": ("",),
+    "thinking": (False,),
+    "tool_choice": ("none", "auto"),
+    "top_logprobs": (0,),
+}

@@ -37,6 +37,21 @@ def test_neutral_values_are_taken_and_others_refused_by_name(parse, kind, others
     parse(msgspec.json.encode({**body, **{name: None for name in names(kind) if name not in required}}))
 
 
+@pytest.mark.parametrize(("here", "there"), [ENDPOINTS, ENDPOINTS[::-1]], ids=["chat", "completions"])
+def test_fields_of_the_other_endpoint_are_taken_where_they_ask_for_nothing(here, there):
+    parse, kind, others, body = here
+    elsewhere = [name for name in [*names(there[1]), *there[2]] if name not in (*names(kind), *others)]
+    assert elsewhere
+    for name in elsewhere:
+        listed = there[2][name].accepted if name in there[2] else unserved.NEUTRAL.get(name, ())
+        for value in (None, [], {}, *listed):
+            parse(msgspec.json.encode({**body, name: value}))
+        with pytest.raises(ApiError, match="it is a field of /v1/") as caught:
+            parse(msgspec.json.encode({**body, name: "something"}))
+        assert (caught.value.status, caught.value.code, caught.value.param) == (400, "unsupported_parameter", name)
+    assert set(unserved.NEUTRAL) <= {*names(here[1]), *names(there[1])}
+
+
 def test_one_is_not_true():
     assert not unserved.CHAT["store"].accepts(0) and unserved.CHAT["length_penalty"].accepts(1)
 
