@@ -14,7 +14,7 @@ def with_origins(app: Callable[..., Awaitable[None]], origins: tuple[str, ...]) 
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
         expose_headers=_SHOWN_HEADERS,
         max_age=600,

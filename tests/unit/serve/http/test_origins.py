@@ -36,6 +36,9 @@ def test_a_page_asks_first_and_then_reads_refusals_too():
     asked = ask(allowed, "OPTIONS", origin=allowed[0], **ASKS)
     assert asked.status_code == 200 and asked.headers["access-control-allow-origin"] == allowed[0]
     assert "authorization" in asked.headers["access-control-allow-headers"]
+    # A page deletes responses that it had kept.
+    asked = ask(allowed, "OPTIONS", origin=allowed[0], **{**ASKS, "access_control_request_method": "DELETE"})
+    assert asked.status_code == 200 and "DELETE" in asked.headers["access-control-allow-methods"]
     refused = ask(allowed, "POST", origin=allowed[0])
     assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == allowed[0]
     assert "x-request-id" in refused.headers["access-control-expose-headers"]
