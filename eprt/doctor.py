@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from eprt import env, machine, probe
+from eprt import env, machine, mpirun, probe
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -18,6 +18,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--variables", action="store_true", help="print the environment variables eprt reads")
     text = "let Open MPI's wheel in this environment run more ranks than cores (writes its etc/*.conf)"
     parser.add_argument("--configure-mpi", action="store_true", help=text)
+    text = "print the library that, preloaded into an mpirun of one host, has it listen on that host alone"
+    parser.add_argument("--loopback-library", action="store_true", help=text)
     text = (
         "compile the CUDA kernels, those of low latency for DeepSeek V2 and V3 shapes, into EPRT_KERNEL_CACHE; "
         "needs NVRTC, but no GPU. ARCH: sm_80, sm_90a (default), sm_100a"
@@ -32,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print_variables()
     if arguments.configure_mpi:
         return _configure_mpi()
+    if arguments.loopback_library:
+        return _print_loopback_library()
     if arguments.build_kernels is not None:
         return _build_kernels(arguments.build_kernels or ["sm_90a"])
     results = probe.run_probes()
@@ -68,6 +72,12 @@ def _configure_mpi() -> int:
     for path, line in probe.configure_mpi():
         print(f"{path}: {line}")
     return 0
+
+
+def _print_loopback_library() -> int:
+    library = mpirun.loopback_library()
+    print(library or "eprt env: eprt_loopback.so is missing: eprt was not built", file=None if library else sys.stderr)
+    return 0 if library else 1
 
 
 def _build_kernels(architectures: Sequence[str]) -> int:

@@ -180,10 +180,10 @@ def mpi_parameter_is_set(file: str, name: str) -> bool:
 
 def mpi_environment(one_host: bool = False) -> dict[str, str]:
     """A copy of the environment with Open MPI's variables set where the user set none, for starting mpirun.
-    one_host: ranks then open no TCP port, and mpirun one instead of two."""
+    one_host: ranks then open no TCP port (eprt/mpirun.py has mpirun's own)."""
     # Open MPI does not start without HOME, and system services of systemd have none.
     home = os.path.expanduser("~")
-    tcp = {**_RANKS_WITHOUT_TCP, "PRTE_MCA_oob_tcp_disable_ipv6_family": "1"} if one_host else {}
+    tcp = _RANKS_WITHOUT_TCP if one_host else {}
     return {**MPI_ENVIRONMENT, **tcp, "HOME": home if os.path.isabs(home) else "/", **os.environ, **ROOT_ENVIRONMENT}
 
 

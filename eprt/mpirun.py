@@ -1,9 +1,13 @@
-"""mpirun: where it is, and the command line that starts it. Knows nothing of what the ranks run."""
+"""mpirun: where it is, the command line that starts it, and on which addresses it listens. Knows nothing of what the
+ranks run."""
 
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+import eprt
 
 # Open MPI 5 keeps its session in ompi.PID of the temporary directory. It does not start ("The PMIx server's listener
 # thread failed to start") where a killed mpirun of the same pid left such a directory, as happens each time in a
@@ -25,3 +29,18 @@ def find_mpirun() -> str:
 def mpirun_command(*arguments: str, mpirun: str | None = None) -> list[str]:
     """The command line of `mpirun arguments`, to be started with env.mpi_environment(). mpirun: or find_mpirun()."""
     return ["/bin/sh", "-c", _WITHOUT_LEFTOVERS, "sh", mpirun or find_mpirun(), *arguments]
+
+
+def loopback_library() -> Path | None:
+    """What, preloaded into mpirun, has it listen on this host alone; None where eprt was not built."""
+    # An editable install keeps libraries in another root of the package than the sources.
+    candidates = (Path(root, "lib", "eprt_loopback.so") for root in eprt.__path__)
+    return next((path for path in candidates if path.exists()), None)
+
+
+def on_this_host(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an mpirun whose ranks are all here: nobody else can reach the ports of mpirun itself."""
+    library = loopback_library()
+    if library is None:
+        return dict(environment)
+    return {**environment, "LD_PRELOAD": ":".join(filter(None, (str(library), environment.get("LD_PRELOAD"))))}

@@ -31,6 +31,7 @@ def test_a_wheel_has_the_packages_the_libraries_and_the_kernels(wheel):
     wanted = {
         "eprt/lib/eprt_ops.so",
         "eprt/lib/eprt_balancer.so",
+        "eprt/lib/eprt_loopback.so",
         "eprt/balancer/plan.py",
         "eprt/diagnostics/__init__.py",
     }

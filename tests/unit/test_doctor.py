@@ -85,3 +85,10 @@ def test_the_text_puts_what_stops_you_first(monkeypatch, capsys):
     assert doctor.main([]) == 1
     out = capsys.readouterr().out
     assert out.index("problem: gone\n  mend: get it") < out.index("warning: small\n  mend: grow it")
+
+
+def test_the_library_for_an_mpirun_of_ones_own(monkeypatch, capsys):
+    assert doctor.main(["--loopback-library"]) == 0
+    assert capsys.readouterr().out.strip().endswith("/lib/eprt_loopback.so")
+    monkeypatch.setattr(doctor.mpirun, "loopback_library", lambda: None)
+    assert doctor.main(["--loopback-library"]) == 1 and "not built" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from eprt import env
-from eprt.mpirun import mpirun_command
+from eprt.mpirun import mpirun_command, on_this_host
 from eprt.serve.certificate import check_certificate
 from eprt.serve.errors import print_line
 from eprt.serve.key_sources import read_keys
@@ -38,7 +38,9 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
     check_certificate(options)
     bind_http(options.host, options.port).close()
     make_diagnose_dir(options)
-    environment = {**env.mpi_environment(one_host=not env.may_span_hosts()), "EPRT_LAUNCHER_PID": str(os.getpid())}
+    one_host = not env.may_span_hosts()
+    environment = {**env.mpi_environment(one_host), "EPRT_LAUNCHER_PID": str(os.getpid())}
+    environment = on_this_host(environment) if one_host else environment
     mpirun: subprocess.Popen | None = None
     caught_s: list[float] = []  # when signals came
     signalled = False  # whether ranks of this host were signalled
