@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .detect.analysis import METHODS
 from .detect.report import Report, analyse
-from .mutes import FILE_NAME, Mute, MuteFile, check_place, mutes_beside, parse_until, with_mutes
+from .mutes import FILE_NAME, Mute, MuteChange, MuteFile, check_place, mutes_beside, parse_until, with_mutes
 from .page.log_source import LogSource
 from .page.page import Page
 from .page.server import DEFAULT_PORT, PageServer
@@ -79,7 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_mute_flags(parser: argparse.ArgumentParser) -> None:
     mutes = parser.add_argument_group(
-        "muting", "A muted finding is shown last, and wakes nobody: DIR/mutes.json has them."
+        "muting",
+        "A muted finding is shown last, and wakes nobody: DIR/mutes.json has them. With --url the server's own "
+        "--diagnose-dir; it wants its admin key as --api-key, or a process of its host.",
     )
     mutes.add_argument(
         "--mute", metavar="PLACE", type=_parse_place, help="column:3, row:3, point:2-6, hang:3, node:1 ..."
@@ -112,19 +114,22 @@ def _parse_place(text: str) -> str:
 def _check_mutes(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if (arguments.mute is None) != (arguments.until is None):
         parser.error("--mute and --until belong together: a mute has an end")
-    if arguments.url and (arguments.mute or arguments.unmute):
-        parser.error("--mute and --unmute are for DIR: give the server's --diagnose-dir")
 
 
 def _change_mutes(arguments: argparse.Namespace) -> int:
-    file, now_s = MuteFile(Path(arguments.directory) / FILE_NAME), time.time()
-    if arguments.unmute:
-        found = file.remove_mute(arguments.unmute, now_s)
-        print(f"eprt diagnose: {arguments.unmute} is {'not muted any more' if found else 'not muted'}")
-        return 0 if found else 2
-    mute = Mute(arguments.mute, parse_until(arguments.until, now_s), arguments.note)
-    file.add_mute(mute, now_s)
-    print(f"eprt diagnose: {mute.place} is muted until {datetime.fromtimestamp(mute.until, UTC):%Y-%m-%d %H:%M} UTC")
+    now_s, change = time.time(), MuteChange(arguments.unmute or arguments.mute, None)
+    if arguments.mute:
+        mute = Mute(arguments.mute, parse_until(arguments.until, now_s), arguments.note)
+        change = MuteChange(mute.place, mute)
+    if arguments.url:
+        changed = Client(arguments.url, arguments.api_key).change_mutes(change)
+    else:
+        changed = MuteFile(Path(arguments.directory) / FILE_NAME).change(change, now_s)
+    if change.mute is None:
+        print(f"eprt diagnose: {change.place} is {'not muted any more' if changed else 'not muted'}")
+        return 0 if changed else 2
+    until = datetime.fromtimestamp(change.mute.until, UTC)
+    print(f"eprt diagnose: {change.place} is muted until {until:%Y-%m-%d %H:%M} UTC")
     return 0
 
 

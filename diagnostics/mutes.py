@@ -5,10 +5,13 @@
 Muted findings are still shown, last. Knows findings as JSON objects (eprt.findings/1) and nothing of how they are made.
 """
 
+import contextlib
+import fcntl
 import json
+import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any
 
 FILE_NAME = "mutes.json"
 SCHEMA = "eprt.mutes/1"
+_MOST_NOTE, _MOST_PLACE = 1000, 200  # characters
 _KINDS = ("column", "row", "hang", "point", "node", "path", "tier", "job")
 
 
@@ -26,6 +30,35 @@ class Mute:
     place: str  # as place_of() has it
     until: float  # Unix time
     note: str = ""  # why, for whoever reads it later
+
+
+@dataclass(frozen=True)
+class MuteChange:
+    """A mute that begins, or ends."""
+
+    place: str
+    mute: Mute | None  # None: it ends
+
+    @staticmethod
+    def from_json(body: bytes, now_s: float) -> "MuteChange":
+        """{"place": "column:3", "until": "12h", "note": "..."}; until as parse_until has it, null: the mute ends.
+        ValueError says what is wrong."""
+        try:
+            fields = json.loads(body)
+        except ValueError as error:
+            raise ValueError(f"the body is not JSON: {error}") from None
+        if not isinstance(fields, dict) or not isinstance(place := fields.get("place"), str) or "until" not in fields:
+            raise ValueError("the body must be an object with place and until (null: the mute ends)")
+        until, note = fields["until"], fields.get("note", "")
+        if len(place) > _MOST_PLACE:
+            raise ValueError(f"place has {len(place)} characters, more than {_MOST_PLACE}")
+        if until is None:
+            return MuteChange(check_place(place), None)
+        if not isinstance(until, str):
+            raise ValueError(f"until={json.dumps(until)[:40]}: must be a string, as 12h or 2026-12-01, or null")
+        if not isinstance(note, str) or len(note) > _MOST_NOTE:
+            raise ValueError(f"note: must be a string of at most {_MOST_NOTE} characters")
+        return MuteChange(place, Mute(check_place(place), parse_until(until, now_s), note.strip()))
 
 
 def place_of(finding: Mapping[str, Any]) -> str:
@@ -56,6 +89,8 @@ def parse_until(text: str, now_s: float) -> float:
     """A date or time (ISO 8601, UTC unless it says otherwise), or a span as 30m, 12h, 7d. ValueError for the past."""
     number, unit = text[:-1], text[-1:]
     if number.isdecimal() and unit in ("m", "h", "d"):
+        if not 0 < int(number) < 1_000_000:
+            raise ValueError(f"{text}: must be at least 1{unit} and below 1000000{unit}")
         return now_s + timedelta(**{{"m": "minutes", "h": "hours", "d": "days"}[unit]: int(number)}).total_seconds()
     try:
         moment = datetime.fromisoformat(text)
@@ -89,17 +124,45 @@ class MuteFile:
             mutes = [Mute(check_place(m["place"]), float(m["until"]), str(m.get("note", ""))) for m in data["mutes"]]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self.path}: a mute is not a place and a time: {error}") from None
-        return [mute for mute in mutes if mute.until > now_s]
+        return [mute for mute in mutes if now_s < mute.until < math.inf]
+
+    def why_read_only(self) -> str:
+        """Why this process cannot change it; empty: it can."""
+        if os.access(self.path.parent, os.W_OK | os.X_OK):
+            return ""
+        if not self.path.parent.is_dir():
+            return f"{self.path.parent} is not there; a server makes it with its first window"
+        return f"{self.path.parent} cannot be written by this process"
+
+    def change(self, change: MuteChange, now_s: float) -> bool:
+        """Whether something is different now: False for the end of a mute that is none."""
+        if change.mute is None:
+            return self.remove_mute(change.place, now_s)
+        self.add_mute(change.mute, now_s)
+        return True
 
     def add_mute(self, mute: Mute, now_s: float) -> None:
         """In place of one for the same place."""
-        self._write([*(m for m in self.read(now_s) if m.place != mute.place), mute])
+        with self._locked():
+            self._write([*(m for m in self.read(now_s) if m.place != mute.place), mute])
 
     def remove_mute(self, place: str, now_s: float) -> bool:
         """Whether there was one."""
-        mutes = self.read(now_s)
-        self._write([mute for mute in mutes if mute.place != place])
+        with self._locked():
+            mutes = self.read(now_s)
+            self._write([mute for mute in mutes if mute.place != place])
         return any(mute.place == place for mute in mutes)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Against other threads and processes of this host that change it; some network file systems have no locks."""
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
     def _write(self, mutes: Sequence[Mute]) -> None:
         document = {"schema": SCHEMA, "mutes": [asdict(mute) for mute in mutes]}
@@ -109,9 +172,14 @@ class MuteFile:
 
 
 def with_mutes(findings: Sequence[Mapping[str, Any]], mutes: Sequence[Mute]) -> list[dict[str, Any]]:
-    """Each with one more field: muted_until, Unix time or null. Muted ones last."""
-    until = {mute.place: mute.until for mute in mutes}
-    told = [{**finding, "muted_until": until.get(place_of(finding))} for finding in findings]
+    """Each with three more fields: place, muted_until (Unix time or null) and mute_note. Muted ones last."""
+    by_place = {mute.place: mute for mute in mutes}
+    told = []
+    for finding in findings:
+        place = place_of(finding)
+        mute = by_place.get(place)
+        fields = {"place": place, "muted_until": mute and mute.until, "mute_note": mute and mute.note}
+        told.append({**finding, **fields})
     return sorted(told, key=lambda finding: finding["muted_until"] is not None)
 
 

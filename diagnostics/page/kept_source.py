@@ -5,9 +5,10 @@ from typing import Any
 
 from ..log.events import WindowRecord
 from ..log.recent import RecentWindows
+from ..windows.matrices import WindowMatrices
 from ..windows.totals import WindowTotals
 from ..windows.view import WindowView
-from ..windows.window_sums import WindowSums
+from ..windows.window_sums import WindowSums, most_kept
 from .recording import Recording
 
 
@@ -49,6 +50,12 @@ class KeptSource(Recording):
         if not records:
             raise KeyError(src, dst)
         return WindowSums.from_records(records).link(src, dst)
+
+    def matrices(self) -> WindowMatrices:
+        sums = WindowSums(self.num_ranks, most_kept(self.num_ranks))
+        for record in self._all_records():
+            sums.add_record(record)
+        return sums.matrices()
 
     def _all_records(self) -> list[WindowRecord]:
         with self.lock:

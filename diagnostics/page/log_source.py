@@ -6,7 +6,7 @@ It follows a run that is still being written.
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from ..detect.report import Report
 from ..detect.topology import LinkTopology
 from ..log.events import WindowRecord
 from ..log.reader import LogReader, no_usable_line, open_log
-from ..mutes import Mute, mutes_beside, with_mutes
+from ..mutes import FILE_NAME, Mute, MuteChange, MuteFile, with_mutes
 from ..windows.baseline import Baseline
 from ..windows.history import History, most_rows
+from ..windows.matrices import WindowMatrices
 from ..windows.totals import WindowTotals
 from ..windows.view import WindowView
 from ..windows.window_sums import WindowSums, most_kept
-from .recording import Recording
+from .recording import ReadOnlyError, Recording
 
 _log = logging.getLogger(__name__)
 _POLL_S = 1.0
@@ -60,6 +61,9 @@ class LogSource(Recording):
         self._index = reader.index
         self._io = threading.RLock()  # the index is not for several threads at once
         self._begin_run()
+        self._mutes = MuteFile(reader.index.directory / FILE_NAME)
+        self._known_mutes: list[Mute] = []
+        self._report: tuple[dict[str, Any], Sequence[object]] | None = None  # eprt.findings/1 without mutes, problems
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="eprt-log-reader", daemon=True)
         self._thread.start()
@@ -92,6 +96,20 @@ class LogSource(Recording):
     def link(self, src: int, dst: int) -> dict[str, Any]:
         with self.lock:
             return self._sums.link(src, dst)
+
+    def matrices(self) -> WindowMatrices:
+        with self.lock:
+            return self._sums.matrices()
+
+    def why_read_only(self) -> str:
+        return self._mutes.why_read_only()
+
+    def change_mutes(self, change: MuteChange) -> bool:
+        if why := self.why_read_only():
+            raise ReadOnlyError(why)
+        changed = self._mutes.change(change, time.time())
+        self._tell_findings(is_new=False)
+        return changed
 
     def close(self) -> None:
         self._stop.set()
@@ -129,9 +147,8 @@ class LogSource(Recording):
                 topology=self._topology,
                 baseline=self.baseline,
             )
-            findings = report.to_json()
-            findings["findings"] = with_mutes(findings["findings"], self._mutes())
-            self.set_findings(findings, report.problems)
+            self._report = report.to_json(), report.problems
+        self._tell_findings(is_new=new)
         written_s = (path.stat().st_mtime for path in self._index.directory.glob("diagnose_rank*.log"))
         live = time.time() - max(written_s, default=0.0) < _LIVE_S
         if live != self.live:
@@ -139,12 +156,20 @@ class LogSource(Recording):
             self.mark_changed()
         return new
 
-    def _mutes(self) -> list[Mute]:
+    def _tell_findings(self, is_new: bool) -> None:
+        """With the mutes of the file, which others may have changed. is_new: whether there is a new report."""
         try:
-            return mutes_beside(self._index.directory)
+            mutes = self._mutes.read(time.time())
         except (OSError, ValueError) as error:
-            _log.warning("%s", error)
-            return []
+            if is_new:
+                _log.warning("%s", error)
+            mutes = []
+        with self.lock:
+            if self._report is None or (not is_new and mutes == self._known_mutes):
+                return
+            self._known_mutes = mutes
+            findings, problems = self._report
+            self.set_findings({**findings, "findings": with_mutes(findings["findings"], mutes)}, problems)
 
     def _read_new(self) -> None:
         records, more = self._reader.new_records(), True

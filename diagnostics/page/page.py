@@ -7,18 +7,23 @@ GET api/windows/{number|all}                 packed: the matrices of a window
 GET api/timeline/{series}                    packed: a value per window and rank
 GET api/ranks/{rank}                         one rank's series
 GET api/links/{src}-{dst}                    how long rank src waited for rank dst, over time
+GET api/usual                                packed: what was usual before
 GET api/experts/{number|newest}              load, placement, migrations
+GET api/instances                            eprt.instances/1, or null where a server is one group of ranks
 GET api/events                               server-sent events: state, whenever it changes
+POST api/mutes                               mutes a finding, or ends a mute: MuteChange.from_json
 """
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .recording import Recording
+from ..mutes import MuteChange
+from .recording import ReadOnlyError, Recording
 
-EVENTS = "api/events"
+EVENTS, MUTES, INSTANCES = "api/events", "api/mutes", "api/instances"
 EVENT_POLL_S, KEEP_ALIVE_S = 1.0, 15.0
 
 _WEB = Path(__file__).parent / "web"
@@ -41,7 +46,7 @@ HEADERS = {
 
 
 class Reply(NamedTuple):
-    """An answer to a GET request."""
+    """An answer to a request."""
 
     status: int
     media_type: str
@@ -75,6 +80,13 @@ class Page:
             return _answer(self._source.overview())
         if path == "api/state":
             return _answer(self._source.state())
+        if path == INSTANCES:
+            return _answer(self._source.instances())
+        if path == "api/usual":
+            try:
+                return _answer(self._source.usual())
+            except LookupError:
+                return _refusal("no window yet")
         api, _, rest = path.partition("/")
         kind, _, name = rest.partition("/")
         if api != "api" or kind not in self._data or not name:
@@ -83,6 +95,19 @@ class Page:
             return _answer(self._data[kind](name))
         except LookupError:
             return _refusal(f"no such entry in {kind}")
+
+    def change_mutes(self, body: bytes) -> Reply:
+        """To a POST request."""
+        try:
+            change = MuteChange.from_json(body, time.time())
+            changed = self._source.change_mutes(change)
+        except ReadOnlyError as error:
+            return _refusal(str(error), 403, "read_only", "permission_error")
+        except ValueError as error:
+            return _refusal(str(error), 400, "invalid_value")
+        except OSError as error:
+            return _refusal(f"the mutes cannot be written: {error}", 500, "not_written", "server_error")
+        return _answer({"place": change.place, "muted_until": change.mute and change.mute.until, "changed": changed})
 
     def event(self) -> bytes:
         """The source's state as a server-sent event; the same bytes while nothing changes."""
@@ -109,7 +134,7 @@ def _answer(content: Any) -> Reply:
     return Reply(200, "application/json", body)
 
 
-def _refusal(message: str) -> Reply:
+def _refusal(message: str, status: int = 404, code: str = "not_found", kind: str = "invalid_request_error") -> Reply:
     """In the shape of every error of the server's API."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": "not_found"}
-    return Reply(404, "application/json", json.dumps({"error": error}).encode())
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return Reply(status, "application/json", json.dumps({"error": error}).encode())

@@ -10,17 +10,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..log.events import WindowRecord
+from ..mutes import MuteChange
 from ..windows.baseline import Baseline
 from ..windows.expert_load import ExpertLoad
 from ..windows.history import History
+from ..windows.matrices import WindowMatrices
+from ..windows.usual import UsualWaits
 from ..windows.view import WindowView, pack
 
 PAGE_SCHEMA = "eprt.page/1"
 _MOST_PROBLEMS_SHOWN = 50
 
 
+class ReadOnlyError(Exception):
+    """Nobody may mute findings here. Says why, and what to do."""
+
+
 class Recording(ABC):
     """The base of the sources. Subclasses fill `history` under `lock` and call `set_findings` after each analysis."""
+
+    asks_for_key = False  # whether a change needs a key that the reader has to give
 
     def __init__(self, name: str, num_ranks: int, node_of_rank: Sequence[int]):
         self.name, self.num_ranks, self.node_of_rank = name, num_ranks, list(node_of_rank)
@@ -34,6 +43,8 @@ class Recording(ABC):
         self._problems: tuple[int, list[str]] = (0, [])  # how many, and the first
         self._trouble = ""
         self._version = 0
+        self._usual: tuple[int, UsualWaits] | None = None  # with the number of findings that it is of
+        self._num_findings_set = 0
 
     @abstractmethod
     def window(self, number: int | None) -> WindowView:
@@ -46,6 +57,22 @@ class Recording(ABC):
     @abstractmethod
     def link(self, src: int, dst: int) -> dict[str, Any]:
         """The course of a link (WindowSums.link). KeyError where there is no such rank."""
+
+    @abstractmethod
+    def matrices(self) -> WindowMatrices:
+        """The windows as arrays; several as one entry where there are many. ValueError without any."""
+
+    def why_read_only(self) -> str:
+        """Why nobody may mute findings here, and what to do; empty: they may."""
+        return "these findings are in memory only"
+
+    def change_mutes(self, change: MuteChange) -> bool:
+        """Whether something is different now. ReadOnlyError, or OSError from the disk."""
+        raise ReadOnlyError(self.why_read_only())
+
+    def instances(self) -> dict[str, Any] | None:
+        """eprt.instances/1, of a server of several instances; None elsewhere."""
+        return None
 
     def close(self) -> None:
         """Ends what runs in the background."""
@@ -60,6 +87,7 @@ class Recording(ABC):
             self._findings, self._trouble = findings, trouble
             self._problems = len(problems), [str(problem) for problem in problems[:_MOST_PROBLEMS_SHOWN]]
             self._version += 1
+            self._num_findings_set += 1
 
     def state(self) -> dict[str, Any]:
         """Cheap: requested about once a second while the page is open."""
@@ -83,6 +111,8 @@ class Recording(ABC):
                 "findings": self._findings,
                 "problems": {"count": self._problems[0], "first": self._problems[1]},
                 "trouble": self._trouble,
+                "baseline": self.baseline is not None,
+                "muting": {"refusal": self.why_read_only(), "asks_for_key": self.asks_for_key},
             }
 
     def timeline(self, series: str) -> bytes:
@@ -91,6 +121,18 @@ class Recording(ABC):
             line = self.history.timeline(series)
         head = {"series": series, "num_ranks": self.num_ranks, "first": line.first_C, "last": line.last_C}
         return pack(head, line.values_CN)
+
+    def usual(self) -> bytes:
+        """What each link's usual wait was then: of the saved baseline, or else of the run's own past. LookupError
+        without any window."""
+        with self.lock:
+            number, found = self._num_findings_set, (self._findings or {}).get("findings", [])
+            if self._usual is None or self._usual[0] != number:
+                try:
+                    self._usual = number, UsualWaits.from_past(self.matrices(), found, self.baseline)
+                except ValueError as error:
+                    raise LookupError(str(error)) from None
+            return self._usual[1].pack()
 
     def rank(self, rank: int) -> dict[str, Any]:
         with self.lock:

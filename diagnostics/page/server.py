@@ -7,9 +7,10 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-from .page import EVENT_POLL_S, EVENTS, HEADERS, KEEP_ALIVE_S, Page, Reply
+from .page import EVENT_POLL_S, EVENTS, HEADERS, KEEP_ALIVE_S, MUTES, Page, Reply
 
 DEFAULT_PORT = 8321
+_MOST_BODY = 16_384  # bytes
 
 
 class PageServer(ThreadingHTTPServer):
@@ -62,10 +63,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self.server.is_own_name(self.headers.get("host", "")):
-            message = "this address is not among the names the page is served under; --allow-host NAME adds one\n"
-            self._send(Reply(403, "text/plain; charset=utf-8", message.encode()))
+            message = "this address is not among the names the page is served under; --allow-host NAME adds one"
+            self._refuse(403, message)
             return
-        path = unquote(urlsplit(self.path).path).removeprefix("/")
+        path = self._path()
         if path == EVENTS and self.command == "GET":
             self._send_events()
         else:
@@ -73,11 +74,41 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _refuse(self) -> None:
+    def do_POST(self) -> None:
+        if self._path() != MUTES:
+            self._refuse_method()
+        elif why := self._why_foreign():
+            self._refuse(403, why)
+        elif self.headers.get_content_type() != "application/json":
+            self._refuse(415, "the body must be application/json")
+        elif not (length := self.headers.get("content-length", "")).isdecimal() or int(length) > _MOST_BODY:
+            self._refuse(413, f"the body must have a content-length of at most {_MOST_BODY} bytes")
+        else:
+            self._send(self.server.page.change_mutes(self.rfile.read(int(length))))
+
+    def _why_foreign(self) -> str:
+        """Why a change is not taken from this client; empty: it is."""
+        host = self.headers.get("host", "")
+        if not self.server.is_own_name(host):
+            return "this address is not among the names the page is served under; --allow-host NAME adds one"
+        if self.headers.get("origin", f"http://{host}") != f"http://{host}":
+            return "the request comes from another site's page"
+        if not ipaddress.ip_address(self.client_address[0].partition("%")[0]).is_loopback:
+            return "findings are muted from the machine that serves this page, or through an SSH forwarding"
+        return ""
+
+    def _path(self) -> str:
+        return unquote(urlsplit(self.path).path).removeprefix("/")
+
+    def _refuse_method(self) -> None:
         self.close_connection = True  # its body was not read
         self._send(Reply(405, "text/plain; charset=utf-8", b"only GET and HEAD\n"), allow="GET, HEAD")
 
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
+    do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse_method
+
+    def _refuse(self, status: int, message: str) -> None:
+        self.close_connection = True
+        self._send(Reply(status, "text/plain; charset=utf-8", f"{message}\n".encode()))
 
     def _send(self, reply: Reply, **more_headers: str) -> None:
         self.send_response(reply.status)

@@ -6,15 +6,19 @@ import os
 import threading
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime
 from typing import Any
 
 from ..log.events import WindowRecord
+from ..mutes import MuteChange
 from .kept_source import KeptSource
+from .recording import ReadOnlyError
 
 _log = logging.getLogger(__name__)
 _POLL_S = 3.0
 _TIMEOUT_S = 20.0
 _MOST_WINDOWS = 360  # an hour, as far as this process has seen it; the server itself remembers ten minutes
+_MUTES = "/v1/eprt/diagnose/mutes"
 _LATE_WINDOWS = 2  # for how many windows the lines of late ranks are asked for again
 # Types of the fields of eprt.findings/1, and of each finding.
 _REPLY_TYPES = {"num_ranks": int, "windows": int, "findings": list}
@@ -25,7 +29,11 @@ _FINDING_TYPES = dict.fromkeys(("kind", "cause", "evidence", "advice"), str) | {
 
 
 class ServerError(Exception):
-    """The server could not be asked. Says which and why, and what to do."""
+    """The server could not be asked. Says which and why, and what to do. status: of its answer; 0: there is none."""
+
+    def __init__(self, message: str, status: int = 0):
+        super().__init__(message)
+        self.status = status
 
 
 class Client:
@@ -39,7 +47,19 @@ class Client:
 
     def get(self, path: str) -> Any:
         """Parsed JSON. ServerError when there is none."""
-        request = urllib.request.Request(self.url + path, headers={"accept": "application/json"})
+        return self._ask(urllib.request.Request(self.url + path, headers={"accept": "application/json"}))
+
+    def change_mutes(self, change: MuteChange) -> bool:
+        """False for the end of a mute that is none. ServerError with the server's reason."""
+        fields: dict[str, Any] = {"place": change.place, "until": None}
+        if change.mute is not None:
+            until = datetime.fromtimestamp(change.mute.until, UTC).isoformat()
+            fields |= {"until": until, "note": change.mute.note}
+        headers = {"accept": "application/json", "content-type": "application/json"}
+        reply = self._ask(urllib.request.Request(self.url + _MUTES, json.dumps(fields).encode(), headers))
+        return bool(reply["changed"])
+
+    def _ask(self, request: urllib.request.Request) -> Any:
         if self._api_key:
             request.add_header("authorization", f"Bearer {self._api_key}")
         try:
@@ -48,11 +68,11 @@ class Client:
             with opener.open(request, timeout=_TIMEOUT_S) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
-            remedy = "; --api-key gives the server's key" if error.code == 401 else ""
-            raise ServerError(f"{self.url}{path} answers {error.code} {error.reason}{remedy}") from None
+            remedy = "; --api-key gives the server's key" if error.code == 401 else _said_in(error)
+            raise ServerError(f"{request.full_url} answers {error.code} {error.reason}{remedy}", error.code) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
-            raise ServerError(f"{self.url}{path} cannot be read: {reason}") from None
+            raise ServerError(f"{request.full_url} cannot be read: {reason}") from None
 
     def findings(self) -> dict[str, Any]:
         """eprt.findings/1 of the last ten minutes of work."""
@@ -90,11 +110,19 @@ class Client:
         return reply
 
 
+def _said_in(error: urllib.error.HTTPError) -> str:
+    """The message in the shape of the server's errors; empty where there is none."""
+    try:
+        return f": {json.load(error)['error']['message']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 class ServerSource(KeptSource):
     """ServerError when the server cannot be asked at the start; later errors are shown, and asking goes on."""
 
     def __init__(self, client: Client):
-        self._client = client
+        self._client, self._has_instances = client, True
         findings, records, problems = client.windows(-1)
         super().__init__(client.url, int(findings["num_ranks"]), _MOST_WINDOWS)
         self.add_records(records)
@@ -102,6 +130,27 @@ class ServerSource(KeptSource):
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="eprt-server-reader", daemon=True)
         self._thread.start()
+
+    def why_read_only(self) -> str:
+        with self.lock:
+            return (self._findings or {}).get("mute_refusal", "the server is of a version that mutes by a file only")
+
+    def change_mutes(self, change: MuteChange) -> bool:
+        try:
+            changed = self._client.change_mutes(change)
+            self._catch_up()
+        except ServerError as error:
+            raise ReadOnlyError(str(error)) from None
+        return changed
+
+    def instances(self) -> dict[str, Any] | None:
+        if not self._has_instances:
+            return None
+        try:
+            return self._client.get("/v1/eprt/instances")
+        except ServerError as error:
+            self._has_instances = error.status != 404
+            return None
 
     def close(self) -> None:
         self._stop.set()

@@ -44,6 +44,7 @@ class HistoryRow(WindowSpan):
         self.rows_2N = self._sums_8N[2:4]  # this rank for the others
         self.compute_N, self.tokens_N, self.calls_N = self._sums_8N[4:7]
         self.seen_N = self._sums_8N[7]  # windows that the rank reported
+        self.step_us = self.steps = 0.0  # of all ranks that log them, added up
 
     def add_record(self, record: WindowRecord) -> None:
         super().add_record(record)
@@ -59,11 +60,16 @@ class HistoryRow(WindowSpan):
         self.tokens_N[rank] += sum(record.recv_tokens) / record.num_calls
         self.calls_N[rank] += record.num_calls
         self.seen_N[rank] += 1
+        if record.usage is not None and "step_us" in record.usage and "steps" in record.usage:
+            self.step_us += record.usage["step_us"]
+            self.steps += record.usage["steps"]
 
     def append_span(self, later: Self) -> None:
         super().append_span(later)
         self.__dict__.pop("values_SN", None)
         self._sums_8N += later._sums_8N
+        self.step_us += later.step_us
+        self.steps += later.steps
 
     @cached_property  # until a record is added
     def values_SN(self) -> np.ndarray:
@@ -103,16 +109,18 @@ class History:
 
     def table(self) -> dict[str, list]:
         """One entry per row: its window (first and last of several), times, ranks that reported every one, calls of
-        the busiest, and `peak`: how long the most awaited rank is awaited, over the median rank (null where there is
-        nothing to compare)."""
+        the busiest, `step_ms` (null where the log has no steps), and `peak`: how long the most awaited rank is
+        awaited, over the median rank (null where there is nothing to compare)."""
         entries = []
         for window, row in self.rows.items():
             awaited_N = row.values_SN[SERIES.index("awaited")]
             usual = median_of_known(awaited_N)
             peak = round(float(np.nanmax(awaited_N)) / usual, 3) if usual > 0 else None
             num_ranks = int((row.seen_N == len(row.windows)).sum())
-            entries.append((window, row.windows.last, row.t_start, row.t_end, num_ranks, int(row.calls_N.max()), peak))
-        names = ("window", "last", "t_start", "t_end", "ranks", "calls", "peak")
+            step_ms = round(row.step_us / row.steps / 1e3, 3) if row.steps > 0 else None
+            times = row.t_start, row.t_end
+            entries.append((window, row.windows.last, *times, num_ranks, int(row.calls_N.max()), step_ms, peak))
+        names = ("window", "last", "t_start", "t_end", "ranks", "calls", "step_ms", "peak")
         return {name: [entry[k] for entry in entries] for k, name in enumerate(names)}
 
     def timeline(self, series: str) -> Timeline:

@@ -6,6 +6,7 @@ import numpy as np
 from eprt.diagnostics import ExpertRows, WindowRecord, WindowWriter
 
 CALLS = 500
+STEP_CALLS = 20  # in each step
 SLOTS = 3  # of each rank and layer
 LATE_RANK, FIRST_LATE_WINDOW = 5, 2
 SLOW_LINK = (2, 6)  # rank 2 waits for rank 6
@@ -41,9 +42,14 @@ def make_window(window: int, num_ranks: int, ranks_per_node: int, *, experts: bo
             compute_us=CALLS * compute_us_N[rank],
             sent_tokens=tokens_NN[:, rank].tolist(),
             experts=expert_rows(rank, window, num_ranks) if experts else None,
+            usage={"steps": CALLS / STEP_CALLS, "step_us": CALLS / STEP_CALLS * step_us(window, num_ranks)},
         )
         for rank in range(num_ranks)
     ]
+
+
+def step_us(window: int, num_ranks: int) -> float:
+    return 16_000.0 if window >= FIRST_LATE_WINDOW and num_ranks > LATE_RANK else 9_000.0
 
 
 def expert_rows(rank: int, window: int, num_ranks: int) -> ExpertRows:

@@ -138,11 +138,13 @@ def test_keys_go_everywhere(open_page, server_8):
     page.keyboard.press("a")
     wait_until(lambda: text(page, "#moment").startswith("6 windows"), "all windows")
     page.keyboard.press("u")
+    assert page.locator("#scale [data-value=then]").get_attribute("aria-checked") == "true"
+    page.keyboard.press("u")
     assert page.locator("#scale [data-value=amount]").get_attribute("aria-checked") == "true"
     page.keyboard.press("?")
-    assert page.locator("dialog").is_visible() and "next finding" in page.locator("dialog").inner_text()
+    assert page.locator("#keys").is_visible() and "next finding" in page.locator("#keys").inner_text()
     page.keyboard.press("Escape")
-    assert not page.locator("dialog").is_visible()
+    assert not page.locator("#keys").is_visible()
 
 
 def test_arrow_keys_read_the_matrix_out(open_page, server_8):

@@ -180,7 +180,7 @@ def test_runs_and_joined_windows_are_named(open_page, tmp_path, monkeypatch):
         wait_until(lambda: text(page, "#moment").startswith("8 windows"), "all windows")
         page.keyboard.press("[")
         wait_until(lambda: text(page, "#moment").startswith("Windows 6–7 · 1 000 calls"), "two windows in one place")
-        page.locator("#finding-list button").nth(1).click()
+        page.locator("#finding-list [data-finding='1']").click()
         wait_until(lambda: page.locator("#cells").get_attribute("data-window") == "6", "where it showed last")
         point_at(page, 2, 6, 8)
         before = text(page, "#tooltip")

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from eprt.diagnostics import Finding, Report, WindowMatrices, WindowRecord, Wind
 from eprt.diagnostics.detect.hangs import is_missing
 from eprt.diagnostics.log.recent import RecentWindows
 from eprt.diagnostics.log.standing import LoggedProcess, Standing
-from eprt.diagnostics.mutes import Mute, mutes_beside, with_mutes
+from eprt.diagnostics.mutes import FILE_NAME, Mute, MuteChange, MuteFile, with_mutes
 from eprt.serve.diagnosis.collector import Collector
 from eprt.serve.diagnosis.hang_report import hang_line, hang_subject, live_hangs, with_hangs
 from eprt.serve.diagnosis.hang_watch import LOOK_S, HangWatch
@@ -61,6 +62,7 @@ class Diagnosis:
         self.speeds_N = np.ones(num_ranks)  # eprt.diagnostics.rank_speeds of the latest windows
         self.silent: tuple[int, ...] = ()  # ranks that reported no call in the latest window
         self._view = 0  # number of the ranks' view in the latest window
+        self._mutes = None if log_dir is None else MuteFile(Path(log_dir) / FILE_NAME)
         self._mute_trouble = ""  # why the mutes cannot be read
         self._hung = False  # whether a rank held the others up when the latest window ended
         self.num_windows = self.num_log_errors = self._num_reports = 0
@@ -228,17 +230,30 @@ class Diagnosis:
             return
         self._report, self.speeds_N = report, speeds_N
         self._num_reports += 1
-        told = with_mutes([f.to_json() for f in report.findings if f.kind != "hang"], self._mutes())
+        told = with_mutes([f.to_json() for f in report.findings if f.kind != "hang"], self.known_mutes())
         found = [finding for finding in told if finding["muted_until"] is None]
         for line in self.notices.finding_lines(found, int(report.matrices.window_W[-1])):
             _log.warning("diagnosis: %s", line)
 
-    def _mutes(self) -> list[Mute]:
+    def why_read_only(self) -> str:
+        """Why nobody can mute findings; empty: somebody can."""
+        if self._mutes is None:
+            return "the server has no --diagnose-dir, so it has no place for mutes"
+        return self._mutes.why_read_only()
+
+    def change_mutes(self, change: MuteChange) -> bool:
+        """Whether something is different now. OSError from the disk, ValueError for a file that cannot be used."""
+        assert self._mutes is not None, self.why_read_only()
+        changed = self._mutes.change(change, time.time())
+        self._num_reports += 1
+        return changed
+
+    def known_mutes(self) -> list[Mute]:
         """Of the log's directory; a file that cannot be used is told of once."""
-        if self._log_dir is None:
+        if self._mutes is None:
             return []
         try:
-            mutes, self._mute_trouble = mutes_beside(self._log_dir), ""
+            mutes, self._mute_trouble = self._mutes.read(time.time()), ""
         except (OSError, ValueError) as error:
             if str(error) != self._mute_trouble:
                 _log.warning("diagnosis: %s", error)
@@ -264,17 +279,18 @@ class Diagnosis:
         return self._recent.records_after(since)
 
     def findings(self) -> dict[str, Any]:
-        """eprt.findings/1 over the last ten minutes of work, with three more fields: newest_window (null before the
-        first), silent_ranks, rank_speeds."""
+        """eprt.findings/1 over the last ten minutes of work, with four more fields: newest_window (null before the
+        first), silent_ranks, rank_speeds, mute_refusal."""
         report = self._report
         found = with_hangs(() if report is None else report.findings, self.live_hangs())
         none = {"schema": "eprt.findings/1", "num_ranks": self._num_ranks, "windows": 0}
         return {
             **(none if report is None else report.to_json()),
-            "findings": with_mutes([finding.to_json() for finding in found], self._mutes()),
+            "findings": with_mutes([finding.to_json() for finding in found], self.known_mutes()),
             "newest_window": None if report is None else int(report.matrices.window_W[-1]),
             "silent_ranks": list(self.silent),
             "rank_speeds": np.round(self.speeds_N, 3).tolist(),
+            "mute_refusal": self.why_read_only(),
         }
 
 

@@ -5,25 +5,76 @@ Knows nothing of what the page shows: that is eprt.diagnostics.page.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
+from eprt.diagnostics.mutes import MuteChange
 from eprt.diagnostics.page.kept_source import KeptSource
-from eprt.diagnostics.page.page import EVENT_POLL_S, EVENTS, HEADERS, KEEP_ALIVE_S, Page
+from eprt.diagnostics.page.page import EVENT_POLL_S, EVENTS, HEADERS, INSTANCES, KEEP_ALIVE_S, MUTES, Page
+from eprt.diagnostics.page.recording import ReadOnlyError
 from eprt.serve.diagnosis.diagnosis import Diagnosis
-from eprt.serve.errors import invalid, quoted
+from eprt.serve.errors import ApiError, invalid, quoted
 
 _MOST_WINDOWS = 360  # an hour of work, from the moment somebody looks
 _LATE_WINDOWS = 2  # records of late ranks are still added this many windows later
 
 
-class DiagnosisPage:
-    """Replies for the paths under page/. is_open: whether the server serves; event streams end when it does not."""
+_NO_ADMIN_KEY = (
+    "the server has no admin key, so only processes of its host may change it: run `eprt diagnose --url` there, or "
+    "start it with --admin-key-file FILE"
+)
 
-    def __init__(self, diagnosis: Diagnosis, is_open: Callable[[], bool]):
+
+class LiveSource(KeptSource):
+    """The windows of this server's own diagnosis.
+
+    Args:
+        has_admin_key: whether a browser can show that it may change the server.
+        instances: eprt.instances/1; None: the server is one group of ranks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        diagnosis: Diagnosis,
+        has_admin_key: bool,
+        instances: Callable[[], dict[str, Any]] | None,
+    ):
+        super().__init__(name, diagnosis.findings()["num_ranks"], _MOST_WINDOWS)
+        self.asks_for_key, self._diagnosis, self._instances = has_admin_key, diagnosis, instances
+
+    def why_read_only(self) -> str:
+        return self._diagnosis.why_read_only() or ("" if self.asks_for_key else _NO_ADMIN_KEY)
+
+    def change_mutes(self, change: MuteChange) -> bool:
+        if why := self._diagnosis.why_read_only():  # who may was asked at the entrance
+            raise ReadOnlyError(why)
+        return self._diagnosis.change_mutes(change)
+
+    def instances(self) -> dict[str, Any] | None:
+        return None if self._instances is None else self._instances()
+
+
+class DiagnosisPage:
+    """Replies for the paths under page/.
+
+    Args:
+        is_open: whether the server serves; event streams end when it does not.
+        has_admin_key, instances: as LiveSource has them.
+    """
+
+    def __init__(
+        self,
+        diagnosis: Diagnosis,
+        is_open: Callable[[], bool],
+        has_admin_key: bool = False,
+        instances: Callable[[], dict[str, Any]] | None = None,
+    ):
         self._diagnosis, self._is_open = diagnosis, is_open
-        self._page: tuple[Page, KeptSource] | None = None  # once somebody looks
+        self._has_admin_key, self._instances = has_admin_key, instances
+        self._page: tuple[Page, LiveSource] | None = None  # once somebody looks
         self._seen: tuple[int, int] | None = None
 
     async def redirect(self, request: Request) -> Response:
@@ -39,7 +90,20 @@ class DiagnosisPage:
         page = await self._catch_up(request)
         if path == EVENTS:
             return StreamingResponse(self._events(request), headers=HEADERS, media_type="text/event-stream")
-        reply = await asyncio.to_thread(page.reply, path)
+        if path == INSTANCES:  # reads what this thread changes
+            reply = page.reply(path)
+        else:
+            reply = await asyncio.to_thread(page.reply, path)
+        return Response(reply.body, reply.status, {**HEADERS, "content-type": reply.media_type})
+
+    def check_changes(self, request: Request) -> None:
+        """ApiError for a POST to what is only read."""
+        if request.path_params["path"] != MUTES:
+            raise ApiError(405, f"{request.url.path} does not take POST", code="method_not_allowed")
+
+    async def change_mutes(self, request: Request, body: bytes) -> Response:
+        page = await self._catch_up(request)
+        reply = await asyncio.to_thread(page.change_mutes, body)
         return Response(reply.body, reply.status, {**HEADERS, "content-type": reply.media_type})
 
     async def _events(self, request: Request) -> AsyncIterator[bytes]:
@@ -56,7 +120,8 @@ class DiagnosisPage:
         """The page, with the windows and findings since the last call; most of the time there are none."""
         findings = self._diagnosis.findings
         if self._page is None:
-            source = KeptSource(f"{request.url.scheme}://{request.url.netloc}", findings()["num_ranks"], _MOST_WINDOWS)
+            name = f"{request.url.scheme}://{request.url.netloc}"
+            source = LiveSource(name, self._diagnosis, self._has_admin_key, self._instances)
             source.set_findings(findings())
             self._page = Page(source), source
         page, source = self._page

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -26,10 +25,12 @@ from eprt.serve.diagnosis.page import DiagnosisPage
 from eprt.serve.errors import ApiError, invalid
 from eprt.serve.group_services import GroupServices
 from eprt.serve.http.bodies import LONG_BODY, Bodies
+from eprt.serve.http.diagnosis_routes import DiagnosisRoutes
 from eprt.serve.http.entrance import Entrance, error_response
 from eprt.serve.http.instance_routes import InstanceRoutes
 from eprt.serve.http.other_apis import refusal
 from eprt.serve.http.responses import EventStream, JsonResponse, unless_disconnected
+from eprt.serve.instances.document import instances_document
 from eprt.serve.instances.fleet import Fleet
 from eprt.serve.keys import NO_KEYS, ServerKeys
 from eprt.serve.openai.answer import Answer
@@ -61,7 +62,6 @@ class Api:
         """groups: by instance, as they come and go; "": the server is one."""
         self._options, self._pool, self._preparer = options, pool, preparer
         self._groups, self._keys = groups, keys
-        self._pages: dict[str, tuple[Diagnosis, DiagnosisPage]] = {}  # by instance, once somebody looks
         self._tokenization = Tokenization(preparer)
         self._completions, self._chat = CompletionFace(), ChatFace()
         self._responses, self._messages = ResponseFace(), MessageFace()
@@ -94,12 +94,8 @@ class Api:
             Route("/v1/messages/count_tokens", self.count_message_tokens, methods=["POST"]),
             Route("/v1/eprt/load", self.load),
             Route("/v1/eprt/placement", self.placement),
-            Route("/v1/eprt/diagnose", self.diagnose),
-            Route("/v1/eprt/diagnose/page", self.page_redirect),
-            Route("/v1/eprt/diagnose/page/{path:path}", self.page),
+            *DiagnosisRoutes(self._group, self._bodies, self._make_page).routes,
             *InstanceRoutes(self._pool).make_routes(),
-            Route("/v1/eprt/instances/{instance:str}/diagnose/page", self.page_redirect),
-            Route("/v1/eprt/instances/{instance:str}/diagnose/page/{path:path}", self.page),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
             Route("/v1/eprt/ranks", self.ranks),
             Route("/v1/eprt/ranks/{rank:int}/retire", self.retire, methods=["POST"]),
@@ -283,20 +279,10 @@ class Api:
             raise invalid("instance", f"instance={name!r}: {want}")
         return self._groups[name]
 
-    async def page_redirect(self, request: Request) -> Response:
-        return await self._page(request).redirect(request)
-
-    async def page(self, request: Request) -> Response:
-        return await self._page(request).reply(request)
-
-    def _page(self, request: Request) -> DiagnosisPage:
-        """Of the instance's present ranks."""
-        name, diagnosis = request.path_params.get("instance", ""), self._group(request).diagnosis
-        before, page = self._pages.get(name, (None, None))
-        if page is None or before is not diagnosis:
-            page = DiagnosisPage(diagnosis, lambda: self._pool.state == "serving")
-            self._pages[name] = diagnosis, page
-        return page
+    def _make_page(self, diagnosis: Diagnosis) -> DiagnosisPage:
+        fleet = self._pool if isinstance(self._pool, Fleet) else None
+        instances = None if fleet is None else lambda: instances_document(fleet)
+        return DiagnosisPage(diagnosis, lambda: self._pool.state == "serving", bool(self._keys.admins), instances)
 
     # -- expert parallelism --
 
@@ -314,19 +300,6 @@ class Api:
     async def placement(self, request: Request) -> Response:
         """Which logical expert each physical slot holds, in the shape of a placement file."""
         return JsonResponse(self._group(request).rebalancer.placement_document())
-
-    async def diagnose(self, request: Request) -> Response:
-        """Findings about slow ranks and links; with ?since=W also the windows after number W."""
-        since, diagnosis = request.query_params.get("since"), self._group(request).diagnosis
-        if since is None:
-            return JsonResponse(diagnosis.findings())
-        try:
-            records = diagnosis.records(int(since))
-        except ValueError:
-            raise invalid("since", f"since={since!r}: must be a window number") from None
-        # Seconds of work for hundreds of ranks; no stream must wait for it.
-        lines = await asyncio.to_thread(lambda: [msgspec.Raw(record.to_line().encode()) for record in records])
-        return JsonResponse({**diagnosis.findings(), "records": lines})
 
     async def rebalance(self, request: Request) -> Response:
         """GET: mode, the latest migration, decisions. POST: move to a placement, plan one, cancel, or set the mode."""

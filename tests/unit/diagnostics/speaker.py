@@ -33,6 +33,18 @@ class Speaker(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def do_POST(self):
+        """/v1/eprt/diagnose/mutes: "secret" is the admin key."""
+        fields = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.asked.append(f"{self.path} {fields['place']} {fields['until'] is None} {fields.get('note')}")
+        allowed = self.headers.get("authorization") == "Bearer secret"
+        reply = {"changed": True} if allowed else {"error": {"message": "it needs the admin key"}}
+        data = json.dumps(reply).encode()
+        self.send_response(200 if allowed else 403)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
     def log_message(self, format, *args):
         pass
 

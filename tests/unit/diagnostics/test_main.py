@@ -70,7 +70,9 @@ def test_exit_status_and_json(tmp_path, capsys):
         "active",
         "burst",
         "cost",
+        "place",
         "muted_until",
+        "mute_note",
     ]
     assert main([str(tmp_path / "late"), "--text"]) == 1
     text = capsys.readouterr().out
@@ -98,6 +100,16 @@ def test_a_muted_finding_wakes_nobody_until_its_end(tmp_path, capsys):
     assert main([str(tmp_path), "--unmute", "column:3"]) == 2
     assert main([str(tmp_path), "--mute", "column:3", "--until", "2020-01-01"]) == 2
     assert "2020-01-01: is over already" in capsys.readouterr().err
+
+
+def test_a_servers_finding_is_muted_by_the_server(speaker, capsys):
+    asked = ["--url", speaker, "--api-key", "secret"]
+    assert main([*asked, "--mute", "column:3", "--until", "12h", "--note", "on order"]) == 0
+    assert "column:3 is muted until" in capsys.readouterr().out
+    assert main([*asked, "--unmute", "column:3"]) == 0
+    assert Speaker.asked == [f"/v1/eprt/diagnose/mutes column:3 {end}" for end in ("False on order", "True None")]
+    assert main(["--url", speaker, "--unmute", "column:3"]) == 2
+    assert "403 Forbidden: it needs the admin key" in capsys.readouterr().err
 
 
 def test_unreadable_input_is_status_2(tmp_path, capsys):
@@ -135,7 +147,7 @@ def test_text_has_colours_where_they_are_wanted(log_8, capsys):
         (["x", "--windows", "5-3"], "5-3: must be A-B, A- or A"),
         (["x", "--mute", "column:3"], "a mute has an end"),
         (["x", "--mute", "column", "--until", "7d"], "column: must be column:RANK"),
-        (["--url", "http://y", "--unmute", "job"], "give the server's --diagnose-dir"),
+        (["--url", "http://y", "--mute", "job"], "a mute has an end"),
         (["x", "--windows", "-"], "-: must be A-B, A- or A"),
     ],
 )

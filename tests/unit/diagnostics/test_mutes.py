@@ -1,11 +1,13 @@
 """Mutes: places, end dates, and a file that others write too."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from eprt.diagnostics.mutes import (
     FILE_NAME,
     Mute,
+    MuteChange,
     MuteFile,
     check_place,
     mutes_beside,
@@ -82,4 +84,21 @@ def test_muted_findings_stand_last_in_their_order():
     found = [finding("column", rank=rank) for rank in (1, 2, 3, 4)]
     told = with_mutes(found, [Mute("column:1", 5.0), Mute("column:3", 6.0), Mute("job", 7.0)])
     assert [(f["rank"], f["muted_until"]) for f in told] == [(2, None), (4, None), (1, 5.0), (3, 6.0)]
+    assert [(f["place"], f["mute_note"]) for f in told[1:3]] == [("column:4", None), ("column:1", "")]
     assert json.dumps(told)
+
+
+def test_changes_at_once_all_count(tmp_path):
+    """A server, a page and a command may share the file."""
+    changes = [MuteChange(f"column:{rank}", Mute(f"column:{rank}", NOW_S + 10)) for rank in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda change: MuteFile(tmp_path / FILE_NAME).change(change, NOW_S), changes))
+    assert {mute.place for mute in mutes_beside(tmp_path, NOW_S)} == {change.place for change in changes}
+    assert MuteFile(tmp_path / FILE_NAME).change(MuteChange("column:3", None), NOW_S)
+    assert len(mutes_beside(tmp_path, NOW_S)) == 23
+
+
+def test_a_mute_without_an_end_is_none(tmp_path):
+    """JSON as Python writes it has Infinity, which browsers cannot read."""
+    (tmp_path / FILE_NAME).write_text('{"schema": "eprt.mutes/1", "mutes": [{"place": "job", "until": Infinity}]}')
+    assert mutes_beside(tmp_path, NOW_S) == []

@@ -1,17 +1,18 @@
-// Colour scales, made in OKLab: equal steps of a value are equal steps to the eye, and lightness alone tells them apart,
-// so they also read in grey and for colour-blind eyes (the two-sided scale is blue against orange).
+// Colour scales, made in OKLab: equal steps of a value are equal steps to the eye. Lightness alone goes one way from the
+// smallest value to the largest, so both scales also read in grey; blue against orange tells below from above the usual.
 
 const STEPS = 256;
 
-// [lightness, chroma, hue] from the smallest value to the largest. The smallest is close to the page's ground.
+// [lightness, chroma, hue] from the smallest value to the largest. The smallest is close to the page's ground; the usual
+// value, in the middle of a ratio's, is grey.
 const STOPS = {
   dark: {
     amount: [[0.245, 0.035, 275], [0.37, 0.12, 293], [0.52, 0.19, 340], [0.68, 0.18, 25], [0.82, 0.15, 65], [0.96, 0.09, 100]],
-    ratio: [[0.83, 0.09, 220], [0.62, 0.12, 238], [0.42, 0.08, 250], [0.275, 0.012, 265], [0.5, 0.11, 48], [0.7, 0.16, 58], [0.93, 0.11, 95]],
+    ratio: [[0.27, 0.13, 264], [0.325, 0.11, 260], [0.375, 0.065, 256], [0.425, 0.008, 265], [0.58, 0.12, 50], [0.77, 0.155, 66], [0.97, 0.075, 100]],
   },
   light: {
     amount: [[0.97, 0.015, 95], [0.9, 0.085, 85], [0.77, 0.15, 58], [0.6, 0.2, 22], [0.42, 0.16, -20], [0.24, 0.09, -70]],
-    ratio: [[0.36, 0.12, 258], [0.6, 0.12, 245], [0.83, 0.06, 235], [0.965, 0.004, 90], [0.84, 0.1, 72], [0.66, 0.17, 48], [0.4, 0.13, 32]],
+    ratio: [[0.965, 0.035, 232], [0.93, 0.05, 236], [0.89, 0.035, 240], [0.845, 0.004, 90], [0.72, 0.115, 66], [0.55, 0.15, 46], [0.3, 0.11, 30]],
   },
 };
 
@@ -43,6 +44,13 @@ function toLab([lightness, chroma, hue]) {
   return [lightness, chroma * Math.cos(angle), chroma * Math.sin(angle)];
 }
 
+const MIDDLE = Math.sqrt(0.05 * 1.05) - 0.05; // as far from black as from white, by WCAG's contrast
+
+function luminance(...bytes) {
+  const [r, g, b] = bytes.map((byte) => (byte <= 10 ? byte / 255 / 12.92 : ((byte / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+
 // {css[256], words[256] (for ImageData), ink[256] (what to write on it)}
 function table(stops) {
   const labs = stops.map(toLab);
@@ -54,7 +62,7 @@ function table(stops) {
     const [r, g, b] = toBytes(lab);
     out.css.push(`rgb(${r} ${g} ${b})`);
     out.words[k] = ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
-    out.ink.push(lab[0] > 0.64 ? "rgb(20 18 28)" : "rgb(246 245 250)");
+    out.ink.push(luminance(r, g, b) > MIDDLE ? "#000" : "#fff");
   }
   return out;
 }

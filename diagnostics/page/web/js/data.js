@@ -33,6 +33,37 @@ export class WindowData {
   }
 }
 
+// What was usual before: each link's own.
+export class PastData {
+  constructor({ header, floats }) {
+    const n = header.num_ranks;
+    Object.assign(this, { n, source: header.source });
+    [this.dispatch, this.combine, this.tokens] = [0, 1, 2].map((p) => floats.subarray(p * n * n, (p + 1) * n * n));
+    this.compute = floats.subarray(3 * n * n, 3 * n * n + n);
+    this.received = floats.subarray(3 * n * n + n, 3 * n * n + 2 * n);
+    this.wait = this.dispatch.map((value, k) => value + this.combine[k]);
+  }
+}
+
+export async function getPast() {
+  return new PastData(await getPacked("api/usual"));
+}
+
+// Sends a change. The error has the server's reason.
+export async function post(path, fields, key) {
+  const headers = { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  const reply = await fetch(path, { method: "POST", headers, body: JSON.stringify(fields) });
+  if (reply.ok) return;
+  const text = await reply.text();
+  let reason = text.trim() || `${reply.status} ${reply.statusText}`;
+  try {
+    reason = JSON.parse(text).error.message;
+  } catch {
+    // a proxy's page, or plain text
+  }
+  throw new Error(reason);
+}
+
 const kept = new Map();
 
 export async function getWindow(number, { fresh = false } = {}) {

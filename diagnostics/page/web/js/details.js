@@ -3,7 +3,7 @@
 import { getJson } from "./data.js";
 import { $, element, figures, shape } from "./dom.js";
 import { digits, micros, tendency, times } from "./format.js";
-import { derive } from "./shown.js";
+import { derive, ratiosOf } from "./shown.js";
 import { median, usualOf } from "./usual.js";
 
 const CHARTS = [
@@ -21,7 +21,7 @@ const LINK_CHARTS = [
 let asked = 0;
 
 export function showDetails(store) {
-  store.on("pick data side version theme", async () => {
+  store.on("pick data side version theme scale past", async () => {
     const [pick, data, overview] = [store.get("pick"), store.get("data"), store.get("overview")];
     const body = $("details-body");
     if (!data || !pick || !overview) {
@@ -78,7 +78,7 @@ function linkHead(store, { i, j }, data, nodes, across) {
   const k = i * data.n + j;
   const back = j * data.n + i;
   const row = (name, metric, figure) => {
-    const ratio = derive(data, metric, nodes).ratios[k];
+    const ratio = ratiosOf(store, data, metric)[k];
     return [name, figure(data[metric][k]), times(ratio), tendency(ratio)];
   };
   const chip = (side, rank) =>
@@ -95,7 +95,7 @@ function linkHead(store, { i, j }, data, nodes, across) {
       row("Dispatch", "dispatch", micros),
       row("Combine", "combine", micros),
       row("Tokens", "tokens", digits),
-      ["Opposite direction", micros(data.wait[back]), times(derive(data, "wait", nodes).ratios[back])],
+      ["Opposite direction", micros(data.wait[back]), times(ratiosOf(store, data, "wait")[back])],
     ]),
     ...LINK_CHARTS.map(([series, name, figure]) => chart(across, series, name, figure, store.get("at"))),
     element("div", { class: "chips", role: "group", "aria-label": "Rank whose course is shown" }, chip("column", j), chip("row", i)),

@@ -82,7 +82,7 @@ export function tooltip(event, ...content) {
   box.hidden = false;
   const { width, height } = box.getBoundingClientRect();
   const right = event.clientX + 16 + width < innerWidth;
-  const below = event.clientY + 16 + height < innerHeight - 72;
+  const below = event.clientY + 16 + height < innerHeight - document.querySelector("footer").offsetHeight;
   box.style.left = `${right ? event.clientX + 16 : Math.max(4, event.clientX - 14 - width)}px`;
   box.style.top = `${below ? event.clientY + 16 : Math.max(4, event.clientY - 14 - height)}px`;
 }

@@ -1,32 +1,11 @@
-// Downloads: the matrix as a picture with its title and scale, and the figures that it shows.
+// Downloads: the matrix as a picture, and the figures that it shows.
 
-import { $, css, font } from "./dom.js";
-import { title } from "./findings.js";
+import { $ } from "./dom.js";
+import { makePicture } from "./picture.js";
 
-export function downloadPng(store) {
-  const layers = [$("cells"), $("marks")];
-  const ratio = window.devicePixelRatio || 1;
-  const [top, legend, rim] = [64 * ratio, $("legend"), 20 * ratio];
-  const out = document.createElement("canvas");
-  out.width = Math.max(layers[0].width, legend.width) + 2 * rim;
-  const findings = store.get("overview").findings?.findings ?? [];
-  const lines = findings.slice(0, 9).map((finding, k) => `${k + 1}  ${title(finding)}: ${finding.evidence}`);
-  out.height = top + layers[0].height + legend.height + (lines.length * 18 + 40) * ratio;
-  const pen = out.getContext("2d");
-  pen.ratio = ratio;
-  pen.fillStyle = css("--ground");
-  pen.fillRect(0, 0, out.width, out.height);
-  pen.fillStyle = css("--ink");
-  pen.font = font(pen, 15, 600);
-  pen.fillText(`${$("matrix-title").textContent}, ${$("matrix-hint").textContent}`, rim, 26 * ratio);
-  pen.fillStyle = css("--soft");
-  pen.font = font(pen, 12);
-  pen.fillText(`${store.get("overview").name} · ${$("moment").textContent.replace("calls", "calls, ")}`, rim, 46 * ratio, out.width - 2 * rim);
-  for (const layer of layers) pen.drawImage(layer, rim, top);
-  pen.drawImage(legend, rim, top + layers[0].height);
-  pen.font = font(pen, 12);
-  lines.forEach((line, k) => pen.fillText(line, rim, top + layers[0].height + legend.height + (24 + 18 * k) * ratio, out.width - 2 * rim));
-  out.toBlob((blob) => save(blob, `${stem(store)}.png`), "image/png");
+// form: "png" or "svg".
+export async function downloadPicture(store, form) {
+  save(await makePicture(store, form, $("moment").dataset.text), `${stem(store)}.${form}`);
 }
 
 export function downloadJson(store) {

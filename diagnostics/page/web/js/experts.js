@@ -4,6 +4,7 @@ import { amountScale, colours, Scale } from "./colour.js";
 import { getJson } from "./data.js";
 import { $, css, element, figures, fit, font, tooltip } from "./dom.js";
 import { count, times, whole } from "./format.js";
+import { showLayers } from "./pickers.js";
 
 export const ORDERS = [
   ["number", "By number", "Experts in their own order"],
@@ -42,6 +43,7 @@ export class Experts {
     const { experts, notes, migrations } = this.#document;
     const body = $("experts-body");
     $("expert-order").hidden = !experts;
+    showLayers(this.#store, $("expert-layer"), experts?.layers ?? []);
     if (!experts) {
       $("experts-hint").textContent = "";
       body.replaceChildren(element("p", {}, notes.join("; ")));

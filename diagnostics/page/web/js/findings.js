@@ -1,7 +1,8 @@
 // The list of findings: what is wrong in words, since when, and what to do.
 
 import { $, element } from "./dom.js";
-import { clock, count, day, times } from "./format.js";
+import { clock, count, times } from "./format.js";
+import { askToMute, muteOf } from "./mutes.js";
 
 const MOST_LISTED = 40;
 
@@ -78,9 +79,10 @@ export function showFindings(store) {
       const more = `and ${all.length - MOST_LISTED} more, less certain; the JSON download has them all`;
       listed.push(element("li", { class: "more" }, more));
     }
-    const focused = document.activeElement?.dataset?.finding;
+    const { finding: focused, mute } = document.activeElement?.dataset ?? {};
     $("finding-list").replaceChildren(...listed);
-    if (focused !== undefined) $("finding-list").querySelector(`[data-finding="${focused}"]`)?.focus();
+    const again = [...$("finding-list").querySelectorAll("button")].find(({ dataset }) => dataset.finding === focused && dataset.mute === mute);
+    if (focused !== undefined || mute !== undefined) again?.focus();
     showProblems(overview.problems);
   });
 }
@@ -90,7 +92,9 @@ function verdict({ findings, progress, windows, num_ranks: ranks }) {
   if (windows.window.length === 0) return "No window yet.";
   if (ranks === 1) return "One rank waits for nobody: there is nothing to compare.";
   const number = findings.findings.length;
-  return number ? `${count(number, "thing")} stand${number === 1 ? "s" : ""} out` : "No rank and no link stands out.";
+  if (number === 0) return "No rank and no link stands out.";
+  const muted = findings.findings.filter((finding) => finding.muted_until).length;
+  return `${count(number, "thing")} stand${number === 1 ? "s" : ""} out${muted ? `, ${muted === number ? "muted" : `${muted} of them muted`}` : ""}`;
 }
 
 function item(store, finding, k, [first, last]) {
@@ -120,7 +124,13 @@ function item(store, finding, k, [first, last]) {
     element("span", { class: "finding-advice" }, sentence(finding.advice)),
     element("span", { class: "finding-evidence" }, sentence(finding.evidence)),
   );
-  return element("li", {}, button);
+  return element("li", { class: finding.muted_until ? "muted" : null }, button, finding.place ? muteButton(store, finding) : null);
+}
+
+function muteButton(store, finding) {
+  const name = finding.muted_until ? "Unmute" : "Mute";
+  const ask = () => askToMute(finding, title(finding), store.get("overview").muting ?? {}, () => document.dispatchEvent(new Event("stale")));
+  return element("button", { type: "button", class: "mute", "data-mute": finding.place, "aria-label": `${name}: ${title(finding)}`, onclick: ask }, name);
 }
 
 // When, by the clock; "" where an older server does not tell.
@@ -130,13 +140,14 @@ function moments({ t_start: begin, t_end: end, burst }) {
 }
 
 // Whose process it is, and what it costs.
-function places({ host, pid, gpu, cost, muted_until: muted }) {
+function places(finding) {
+  const { host, pid, gpu, cost } = finding;
   const lines = host ? [`${host}, pid ${pid}${gpu ? `, ${gpu}` : ""}`] : [];
   if (cost?.lost >= 0.005 && cost.us_per_call !== null) {
     const step = cost.step_ms ? `: a step ${cost.step_ms.toPrecision(3)} ms, ${cost.step_ms_without.toPrecision(3)} ms without` : "";
     lines.push(`costs ${Math.round(100 * cost.lost)} % of the time${step}`);
   }
-  if (muted) lines.push(`muted until ${day(muted)}, ${clock(muted)}`);
+  if (finding.muted_until) lines.push(muteOf(finding));
   return lines;
 }
 

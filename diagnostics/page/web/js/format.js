@@ -30,6 +30,17 @@ export function times(ratio) {
   return `${ratio >= 100 ? Math.round(ratio) : ratio >= 10 ? ratio.toFixed(1) : ratio.toFixed(2)}×`;
 }
 
+// A round value of a scale: without needless digits.
+export function amount(value) {
+  if (value >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
+  return value >= 1e4 ? `${+(value / 1e3).toPrecision(3)}k` : String(+value.toPrecision(3));
+}
+
+export function roundMicros(value) {
+  if (value >= 1e6) return `${amount(value / 1e6)} s`;
+  return value >= 1e3 ? `${amount(value / 1e3)} ms` : `${amount(value)} µs`;
+}
+
 // 12 345: thousands apart by a narrow space.
 export function whole(number) {
   return Math.round(number).toLocaleString("en-US").replaceAll(",", "\u202f");
@@ -50,6 +61,10 @@ export function ago(seconds) {
 
 export function day(seconds) {
   return new Date(seconds * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" });
+}
+
+export function moment(seconds) {
+  return `${day(seconds)}, ${new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })}`;
 }
 
 // "long", "short" or "": worth a colour?

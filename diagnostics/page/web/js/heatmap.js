@@ -1,21 +1,20 @@
 // Paints the matrix: cells, labels, and the averages of columns (below) and rows (right). Knows nothing of the mouse.
 
 import { css, font } from "./dom.js";
-import { brief, tendency } from "./format.js";
+import { amount, brief, roundMicros, tendency } from "./format.js";
 import { Axis } from "./grid.js";
-import { median } from "./usual.js";
 
-const MARGIN = { left: 48, top: 44, right: 58, bottom: 50 }; // of the cells, in CSS pixels
+const MARGIN = { left: 54, top: 44, right: 62, bottom: 62 }; // of the cells, in CSS pixels
 const BARS = 38;
 
-// Places everything. zoom: {r0, r1, c0, c1} or null. All in device pixels.
-export function layOut(width, height, ratio, n, nodes, zoom) {
+// Places everything, in device pixels, in a box of CSS pixels. zoom: {r0, r1, c0, c1} or null.
+export function layOut(width, height, ratio, n, nodes, zoom, above = 0) {
   const [availableX, availableY] = [width - MARGIN.left - MARGIN.right, height - MARGIN.top - MARGIN.bottom];
   let side = Math.floor(Math.min(availableX, availableY) * ratio);
   const { r0, r1, c0, c1 } = zoom ?? { r0: 0, r1: n - 1, c0: 0, c1: n - 1 };
   side = Math.min(side, Math.round(Math.max(r1 - r0, c1 - c0) + 1) * 104 * ratio);
   const left = Math.round((MARGIN.left + (availableX - side / ratio) / 2) * ratio);
-  const top = Math.round((MARGIN.top + Math.min(24, (availableY - side / ratio) / 2)) * ratio);
+  const top = Math.round((above + MARGIN.top + Math.min(24, (availableY - side / ratio) / 2)) * ratio);
   return { x: new Axis(c0, c1, left, side, nodes), y: new Axis(r0, r1, top, side, nodes), side, left, top, ratio };
 }
 
@@ -32,6 +31,8 @@ function paintPixels(pen, { x, y, side, left, top }, { n, painted, scale, colour
   const missing = word(css("--missing"));
   const [columns, rows] = [x.pixels(), y.pixels()];
   const line = new Uint32Array(x.count);
+  const ground = word(css("--ground"));
+  words.fill(ground);
   for (let py = 0, row = -1; py < side; py++) {
     if (rows[py] < 0) continue;
     const i = y.first + rows[py];
@@ -40,7 +41,7 @@ function paintPixels(pen, { x, y, side, left, top }, { n, painted, scale, colour
       for (let k = 0; k < x.count; k++) {
         const j = x.first + k;
         const index = scale.index(painted[i * n + j]);
-        line[k] = i === j && !own ? 0 : index < 0 ? missing : colours.words[index];
+        line[k] = i === j && !own ? ground : index < 0 ? missing : colours.words[index];
       }
     }
     for (let px = 0; px < side; px++) if (columns[px] >= 0) words[py * side + px] = line[columns[px]];
@@ -77,11 +78,20 @@ function paintCells(pen, { x, y, ratio }, { n, values, painted, scale, colours, 
       pen.beginPath();
       pen.roundRect(x.start(j), y.start(i), x.end(j) - x.start(j), y.end(i) - y.start(i), radius);
       pen.fill();
+      if (index < 0) frame(pen, x.start(j), y.start(i), x.end(j), y.end(i));
       if (!written) continue;
       pen.fillStyle = index < 0 ? css("--faint") : colours.ink[index];
       pen.fillText(index < 0 ? "–" : brief(values[i * n + j]), x.middle(j), y.middle(i) + 0.5 * ratio);
     }
   }
+}
+
+// No data is no colour of the scale.
+function frame(pen, x0, y0, x1, y1) {
+  const line = Math.max(1, Math.round(pen.ratio));
+  pen.strokeStyle = css("--line");
+  pen.lineWidth = line;
+  pen.strokeRect(x0 + line / 2, y0 + line / 2, x1 - x0 - line, y1 - y0 - line);
 }
 
 function paintDot(pen, x, y, ratio) {
@@ -125,31 +135,66 @@ function paintLabels(pen, { x, y, left, top, side, ratio }, { nodes }) {
   }
 }
 
-// Averages, as bars from the cells outwards; those far from the median rank stand out.
-function paintBars(pen, { x, y, left, top, side, ratio }, { margins }) {
+// Averages, as bars from the cells outwards; those far from the usual stand out. A stroke across a bar is its usual.
+function paintBars(pen, { x, y, left, top, side, ratio }, { margins, usualMargins, metric }) {
   const [gap, most] = [9 * ratio, BARS * ratio];
-  const bars = (axis, values) => {
-    const usual = median(values);
+  const bars = (axis, values, usual) => {
     const thick = Math.min(14 * ratio, axis.cell);
     const out = [];
     for (let rank = axis.first; rank <= axis.last; rank++) {
       const at = axis.cell > 16 * ratio ? axis.middle(rank) - thick / 2 : axis.start(rank);
       const next = axis.has(rank + 1) ? axis.start(rank + 1) : axis.end(rank); // thin bars leave no gaps
       const wide = axis.cell > 16 * ratio ? thick : Math.max(1, axis.gap ? axis.end(rank) - at : next - at);
-      out.push({ value: values[rank], at, thick: wide, tone: tendency(values[rank] / usual) });
+      out.push({ value: values[rank], usual: usual[rank], at, thick: wide, tone: tendency(values[rank] / usual[rank]) });
     }
     return out;
   };
-  const [columns, rows] = [bars(x, margins.columns), bars(y, margins.rows)];
-  const high = Math.max(...[...columns, ...rows].map(({ value }) => value).filter(Number.isFinite), 1e-9);
+  const [columns, rows] = [bars(x, margins.columns, usualMargins.columns), bars(y, margins.rows, usualMargins.rows)];
+  const all = [...columns, ...rows];
+  const high = roundUp(Math.max(...all.map(({ value }) => value).filter(Number.isFinite), 1e-9));
   const paints = { long: css("--warm"), short: css("--cool"), "": css("--faint") };
-  const paintBar = ({ value, at, thick, tone }, place) => {
+  const length = (value) => Math.min(1, value / high) * most;
+  const across = Math.max(1, Math.round(ratio));
+  const paintBar = ({ value, usual, at, thick, tone }, place) => {
     if (!(value > 0)) return;
     pen.fillStyle = paints[tone];
-    pen.globalAlpha = tone ? 0.95 : 0.42;
-    place(at, thick, Math.max(ratio, (value / high) * most));
+    pen.globalAlpha = tone ? 0.95 : 0.55;
+    place(at, thick, 0, Math.max(ratio, length(value)));
+    pen.globalAlpha = 1;
+    pen.fillStyle = css("--ink");
+    if (usual > 0) place(at, thick, length(usual), across);
   };
-  for (const bar of columns) paintBar(bar, (at, thick, length) => pen.fillRect(at, top + side + gap, thick, length));
-  for (const bar of rows) paintBar(bar, (at, thick, length) => pen.fillRect(left + side + gap, at, length, thick));
-  pen.globalAlpha = 1;
+  for (const bar of columns) paintBar(bar, (at, thick, from, long) => pen.fillRect(at, top + side + gap + from, thick, long));
+  for (const bar of rows) paintBar(bar, (at, thick, from, long) => pen.fillRect(left + side + gap + from, at, long, thick));
+  paintBarScales(pen, { left, top, side }, gap, most, metric === "tokens" ? amount(high) : roundMicros(high));
+}
+
+// From 0 to a round value, beside the first bar of the columns and above the first of the rows.
+function paintBarScales(pen, { left, top, side }, gap, most, high) {
+  const { ratio } = pen;
+  const hair = Math.max(1, Math.round(ratio));
+  const [below, beside] = [top + side + gap, left + side + gap];
+  pen.fillStyle = css("--faint");
+  pen.fillRect(left - 5 * ratio, below, hair, most);
+  pen.fillRect(beside, top - 5 * ratio, most, hair);
+  for (const at of [0, most - hair]) {
+    pen.fillRect(left - 8 * ratio, below + at, 3 * ratio, hair);
+    pen.fillRect(beside + at, top - 8 * ratio, hair, 3 * ratio);
+  }
+  pen.fillStyle = css("--soft");
+  pen.font = font(pen, 10.5);
+  pen.textAlign = "right";
+  pen.textBaseline = "middle";
+  pen.fillText("0", left - 11 * ratio, below + 2 * ratio);
+  pen.fillText(high, left - 11 * ratio, below + most);
+  pen.textBaseline = "alphabetic";
+  pen.textAlign = "center";
+  pen.fillText("0", beside, top - 12 * ratio);
+  pen.fillText(high, beside + most - 4 * ratio, top - 12 * ratio);
+}
+
+// The next of 1, 2, 3, 5 times a power of ten.
+export function roundUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return ([1, 2, 3, 5].find((step) => step * power >= value * 0.999) ?? 10) * power;
 }

@@ -2,11 +2,11 @@
 
 import { $, element } from "./dom.js";
 import { choose } from "./findings.js";
-import { METRICS } from "./shown.js";
+import { METRICS, SCALES } from "./shown.js";
 
 const HELP = [
   ["1 2 3 4", "wait, dispatch, combine, load"],
-  ["u", "colour by × usual, or by amount"],
+  ["u", "colour by × usual now, × usual then, or amount"],
   ["[ ]", "window before, window after"],
   ["{ }", "ten windows before, after"],
   ["a", "all windows together"],
@@ -30,7 +30,7 @@ export function listenToKeys(store, timebar, toggleTheme) {
     $("finding-list").querySelector(`[data-finding="${index}"]`)?.scrollIntoView({ block: "nearest" });
   };
   const actions = {
-    u: () => store.set({ scale: store.get("scale") === "ratio" ? "amount" : "ratio" }),
+    u: () => store.set({ scale: SCALES[(SCALES.findIndex(([scale]) => scale === store.get("scale")) + 1) % SCALES.length][0] }),
     "[": () => timebar.step(-1),
     "]": () => timebar.step(1),
     "{": () => timebar.step(-10),

@@ -1,14 +1,15 @@
 // Starts the page: creates the store and the views, and keeps them up to date.
 
-import { forgetWindows, getJson, getWindow, watch } from "./data.js";
+import { forgetWindows, getJson, getPast, getWindow, watch } from "./data.js";
 import { showDetails } from "./details.js";
 import { $, segments } from "./dom.js";
-import { downloadJson, downloadPng } from "./download.js";
+import { downloadJson, downloadPicture } from "./download.js";
 import { Experts, ORDERS } from "./experts.js";
 import { showFindings } from "./findings.js";
 import { count } from "./format.js";
 import { listenToKeys } from "./keys.js";
 import { Matrix } from "./matrix.js";
+import { showPickers } from "./pickers.js";
 import { hangs, showPresent } from "./present.js";
 import { METRICS, SCALES, shown } from "./shown.js";
 import { Store } from "./store.js";
@@ -24,6 +25,7 @@ const store = new Store({
   at: null, // a window number, or "all"
   data: null, // WindowData of `at`
   all: null, // WindowData of all windows together
+  past: null, // PastData, once it is asked for
   shown: null, // what the matrix paints: shown.js
   metric: "wait",
   scale: "ratio",
@@ -48,13 +50,25 @@ new Timeline(store);
 new Experts(store);
 showFindings(store);
 showDetails(store);
+showPickers(store);
 showPresent(store);
 listenToKeys(store, new TimeBar(store), toggleTheme);
-$("png").addEventListener("click", () => store.get("shown") && downloadPng(store));
+for (const form of ["png", "svg"]) $(form).addEventListener("click", () => store.get("shown") && downloadPicture(store, form));
 $("json").addEventListener("click", () => store.get("shown") && downloadJson(store));
 
-store.on("data all metric scale theme", () => store.set({ shown: shown(store) }));
+store.on("data all past metric scale theme", () => store.set({ shown: shown(store) ?? store.get("shown") }));
 store.on("at", loadWindow);
+
+store.on("scale version", loadPast);
+
+async function loadPast() {
+  if (store.get("scale") !== "then" || !store.get("data")) return;
+  try {
+    store.set({ past: await getPast() });
+  } catch (error) {
+    banner(`What was usual before cannot be read: ${error.message}`);
+  }
+}
 
 let wanted = 0;
 
@@ -139,6 +153,7 @@ function banner(text) {
   $("banner").hidden = !text;
 }
 
+document.addEventListener("stale", refresh); // after a change of the reader's own
 watch(
   (state) => state.version !== store.get("version") && refresh(),
   (linked) => banner(linked ? trouble() : "The page has lost its server; it keeps trying."),

@@ -1,11 +1,12 @@
 // The matrix on the page: painting when something changes, mouse and keys.
 
-import { $, element, figures, fit, font, css, tooltip } from "./dom.js";
+import { $, element, figures, fit, tooltip } from "./dom.js";
 import { endOf } from "./findings.js";
 import { digits, micros, tendency, times } from "./format.js";
 import { layOut, paint } from "./heatmap.js";
+import { LEGEND_HEIGHT, paintLegend } from "./legend.js";
 import { markable, paintMarks } from "./marks.js";
-import { TITLES } from "./shown.js";
+import { caption, TITLES } from "./shown.js";
 
 export class Matrix {
   #store;
@@ -38,9 +39,10 @@ export class Matrix {
     paint(pen, this.#place, view);
     $("cells").dataset.window = this.#store.get("data").number ?? "all"; // what is painted, not what was asked for
     $("matrix-title").textContent = TITLES[view.metric];
-    $("matrix-hint").textContent = view.metric === "tokens" ? "row received from column" : "row waited for column";
+    $("matrix-hint").textContent = caption(this.#store);
     $("unzoom").hidden = !this.#store.get("zoom");
-    paintLegend(view);
+    const legend = fit($("legend"), width, LEGEND_HEIGHT);
+    if (legend) paintLegend(legend, width, 0, view);
     this.#paintMarks();
   }
 
@@ -207,7 +209,7 @@ function sentence(store, { i, j }) {
   const value = view.values[i * view.n + j];
   if (view.metric === "tokens") return `rank ${i} received ${digits(value)} tokens per call from rank ${j}`;
   if (i === j) return `rank ${i}: a rank does not wait for itself`;
-  return `rank ${i} waited ${micros(value)} per call for rank ${j}, ${times(view.ratios[i * view.n + j])} the usual`;
+  return `rank ${i} waited ${micros(value)} per call for rank ${j}, ${times(view.ratios[i * view.n + j])} the usual${view.kind === "then" ? " then" : ""}`;
 }
 
 // The tooltip's text for {i, j} or {rank}.
@@ -246,32 +248,4 @@ function describe(store, at) {
     element("div", { class: "hint" }, where),
     figures([[...chosen, ...ratio(view.ratios[k])], ...others]),
   ];
-}
-
-function paintLegend(view) {
-  const canvas = $("legend");
-  const width = canvas.parentElement.clientWidth - 40;
-  const pen = fit(canvas, width, 34);
-  if (!pen) return;
-  const { scale, colours, metric } = view;
-  const { ratio } = pen;
-  const bar = Math.min(300, width - 140) * ratio;
-  const left = Math.round((width * ratio - bar) / 2);
-  for (let k = 0; k < 256; k++) {
-    pen.fillStyle = colours.css[k];
-    pen.fillRect(left + (k * bar) / 256, 2 * ratio, bar / 256 + 1, 9 * ratio);
-  }
-  pen.fillStyle = css("--faint");
-  pen.font = font(pen, 11);
-  pen.textAlign = "center";
-  pen.textBaseline = "alphabetic";
-  const unit = scale.kind === "ratio" ? "" : metric === "tokens" ? "" : " µs";
-  for (const tick of scale.ticks()) {
-    const x = left + (scale.index(tick) / 255) * bar;
-    const edge = tick === scale.high ? "≥ " : tick === scale.low ? "≤ " : "";
-    const name = scale.kind === "ratio" ? { 0.125: "⅛", 0.25: "¼", 0.5: "½" }[tick] ?? tick : digits(tick).replace(/\.0+$/, "");
-    pen.fillText(`${edge}${name}${scale.kind === "ratio" ? "×" : ""}`, x, 27 * ratio);
-  }
-  pen.textAlign = "right";
-  pen.fillText(scale.kind === "ratio" ? "of the usual" : metric === "tokens" ? "tokens" : unit.trim(), left - 22 * ratio, 11 * ratio);
 }

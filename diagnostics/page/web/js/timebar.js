@@ -1,10 +1,9 @@
-// The bar at the bottom: a stroke per window, the windows of each finding, and the slider.
+// The bar at the bottom: the slider over the lanes of the strip, and the chosen window in words.
 
-import { $, css, fit } from "./dom.js";
-import { clock, count, day } from "./format.js";
+import { $, element, fit } from "./dom.js";
+import { clock, count, day, digits } from "./format.js";
 import { title } from "./findings.js";
-
-const MOST_SPANS = 4;
+import { callsPerSecond, GUTTER, MOST_SPANS, paintStrip } from "./strip.js";
 
 export class TimeBar {
   #store;
@@ -61,22 +60,28 @@ export class TimeBar {
     slider.max = Math.max(0, windows.window.length - 1);
     slider.disabled = windows.window.length === 0;
     if (index >= 0) slider.value = index;
+    slider.style.left = `${GUTTER}px`;
+    slider.style.width = `calc(100% - ${GUTTER}px)`;
     slider.setAttribute("aria-valuetext", index < 0 ? "all windows" : `window ${at}${windows.last[index] > at ? ` to ${windows.last[index]}` : ""}, ${clock(windows.t_start[index])}`);
-    $("moment").replaceChildren(...this.#moment(windows, index));
+    const lines = this.#moment(windows, index);
+    $("moment").replaceChildren(lines[0], ...lines.slice(1).map((line) => element("small", {}, line)));
+    $("moment").dataset.text = lines.join(", ");
     this.#paint();
   }
 
+  // What is chosen, its rates, and when it was.
   #moment(windows, index) {
-    const small = document.createElement("small");
     if (windows.window.length === 0) return ["no window yet"];
     if (index < 0) {
-      small.textContent = `${day(windows.t_start[0])}, ${clock(windows.t_start[0])} – ${clock(windows.t_end.at(-1))}`;
-      return [count(this.#store.get("overview").findings?.windows ?? windows.window.length, "window"), small];
+      const times = `${day(windows.t_start[0])}, ${clock(windows.t_start[0])} – ${clock(windows.t_end.at(-1))}`;
+      return [count(this.#store.get("overview").findings?.windows ?? windows.window.length, "window"), times];
     }
-    small.textContent = `${day(windows.t_start[index])}, ${clock(windows.t_start[index])} – ${clock(windows.t_end[index])}`;
+    const times = `${day(windows.t_start[index])}, ${clock(windows.t_start[index])} – ${clock(windows.t_end[index])}`;
     const [first, last] = [windows.window[index], windows.last[index]];
     const name = first === last ? `Window ${first}` : `Windows ${first}–${last}`;
-    return [`${name} · ${count(windows.calls[index], "call")}`, small];
+    const step = windows.step_ms?.[index] ?? null;
+    const rates = `${digits(callsPerSecond(windows, index))} calls/s${step === null ? "" : ` · step ${digits(step)} ms`}`;
+    return [`${name} · ${count(windows.calls[index], "call")}`, rates, times];
   }
 
   #paint() {
@@ -84,53 +89,11 @@ export class TimeBar {
     const pen = fit($("strip-canvas"), width, height);
     const windows = this.#windows();
     if (!pen || windows.window.length === 0) return;
-    const { ratio } = pen;
-    const [w, base] = [width * ratio, (height - 10) * ratio];
-    const numbers = windows.window;
-    const slot = w / numbers.length;
-    const at = this.#store.get("at");
-    const high = Math.max(3, ...windows.peak.filter((peak) => peak !== null)) ** 0.7;
-    numbers.forEach((number, k) => {
-      const stroke = slot > 14 * ratio ? Math.min(18 * ratio, Math.round(slot * 0.55)) : Math.max(1, Math.round(slot - (slot > 3 * ratio ? ratio : 0)));
-      const x = Math.round((k + 0.5) * slot - stroke / 2);
-      const peak = windows.peak[k] ?? 0;
-      const tall = Math.max(2 * ratio, ((peak ** 0.7) / high) * (base - 4 * ratio));
-      const chosen = at === "all" || at === number;
-      pen.fillStyle = css(windows.ranks[k] < this.#store.get("overview").num_ranks ? "--bad" : chosen ? "--ink" : "--faint");
-      pen.globalAlpha = at === number ? 1 : at === "all" ? 0.45 : 0.4;
-      pen.beginPath();
-      pen.roundRect(x, base - tall, stroke, tall, [stroke > 4 * ratio ? 2 * ratio : 0, stroke > 4 * ratio ? 2 * ratio : 0, 0, 0]);
-      pen.fill();
-    });
-    pen.globalAlpha = 1;
-    this.#paintSpans(pen, numbers, slot, base);
-    const index = numbers.indexOf(at);
-    if (index >= 0) {
-      pen.fillStyle = css("--ink");
-      const x = (index + 0.5) * slot;
-      pen.fillRect(Math.round(x - 0.5 * ratio), 5 * ratio, Math.max(1, Math.round(ratio)), base + 5 * ratio);
-      pen.beginPath();
-      pen.arc(x, 5 * ratio, 4.5 * ratio, 0, 7);
-      pen.fill();
-    }
-  }
-
-  #paintSpans(pen, numbers, slot, base) {
-    const { ratio } = pen;
-    const ends = this.#windows().last;
-    const findings = this.#store.get("overview").findings?.findings ?? [];
+    const { findings, num_ranks: ranks } = this.#store.get("overview");
+    const listed = (findings?.findings ?? []).map((finding, k) => ({ finding, k, muted: Boolean(finding.muted_until) }));
     const selected = this.#store.get("finding");
-    const shown = findings.map((finding, k) => [finding, k]).filter(([, k]) => k < MOST_SPANS || k === selected);
-    const thick = Math.max(1, Math.floor(8 / Math.max(3, shown.length)));
-    shown.slice(-MOST_SPANS - 1).forEach(([finding, k], line) => {
-      const from = ends.findIndex((end) => end >= finding.first_window);
-      const to = numbers.findLastIndex((number) => number <= finding.last_window);
-      if (from < 0 || to < from) return;
-      pen.fillStyle = css("--mark");
-      pen.globalAlpha = selected < 0 || selected === k ? 0.95 : 0.35;
-      pen.fillRect(from * slot, base + (2 + line * (thick + 1)) * ratio, (to - from + 1) * slot - ratio, thick * ratio);
-    });
-    pen.globalAlpha = 1;
-    $("strip").title = shown.map(([finding, k]) => `${k + 1}: ${title(finding)}`).join("\n");
+    const spans = listed.filter(({ k }) => k < MOST_SPANS || k === selected).slice(-MOST_SPANS - 1);
+    paintStrip(pen, { width, height }, { windows, ranks, spans, at: this.#store.get("at"), selected });
+    $("strip").title = spans.map(({ finding, k }) => `${k + 1}: ${title(finding)}`).join("\n");
   }
 }

@@ -1,10 +1,12 @@
-// All ranks over time: a row per rank, a column per window (or several), against the median rank of each column.
+// All ranks over time: a row per rank, a column per window (or several), against the median rank of each column or what
+// was usual then.
 
 import { colours, ratioScale } from "./colour.js";
 import { getPacked } from "./data.js";
 import { $, css, element, figures, fit, font, tooltip } from "./dom.js";
 import { digits, micros, tendency, times } from "./format.js";
 import { Axis } from "./grid.js";
+import { derive } from "./shown.js";
 import { median } from "./usual.js";
 
 export const SERIES = [
@@ -14,10 +16,10 @@ export const SERIES = [
   ["tokens", "Tokens", "Tokens it received"],
 ];
 const HINTS = {
-  awaited: "how long others waited for each rank, against the median rank of the window",
-  waits: "how long each rank waited for others, against the median rank of the window",
-  compute: "time each rank spent in its experts, against the median rank of the window",
-  tokens: "tokens each rank received, against the median rank of the window",
+  awaited: "how long others waited for each rank",
+  waits: "how long each rank waited for others",
+  compute: "time each rank spent in its experts",
+  tokens: "tokens each rank received",
 };
 const LEFT = 44; // for rank numbers
 
@@ -31,7 +33,7 @@ export class Timeline {
     this.#store = store;
     new ResizeObserver(() => this.#paint()).observe($("ranks"));
     store.on("series metric version", () => this.#load());
-    store.on("at pick theme", () => this.#paint());
+    store.on("at pick theme scale past", () => this.#paint());
     const canvas = $("timeline");
     canvas.addEventListener("pointermove", (event) => this.#point(event));
     canvas.addEventListener("pointerleave", () => tooltip(null));
@@ -47,8 +49,8 @@ export class Timeline {
       const { header, floats } = await getPacked(`api/timeline/${series}${part ? `_${metric}` : ""}`);
       if (mine !== this.#asked) return;
       const n = header.num_ranks;
-      const usual = header.first.map((_, c) => median(floats.subarray(c * n, (c + 1) * n)));
-      this.#lines = { n, first: header.first, last: header.last, values: floats, usual };
+      const medians = header.first.map((_, c) => median(floats.subarray(c * n, (c + 1) * n)));
+      this.#lines = { n, first: header.first, last: header.last, values: floats, medians, series, metric };
       this.#paint();
     } catch (error) {
       console.warn(error);
@@ -63,7 +65,9 @@ export class Timeline {
     const { n, first } = lines;
     const height = Math.max(96, Math.min(n * 22, n > 128 ? 2 * n + 40 : 340)) + 4;
     const pen = fit($("timeline"), width, height);
-    $("ranks-hint").textContent = HINTS[this.#store.get("series")] + this.#grouping();
+    const past = this.#past();
+    const against = past ? "what was usual then" : "the median rank of the window";
+    $("ranks-hint").textContent = `${HINTS[lines.series]}, against ${against}${this.#grouping()}`;
     if (!pen || first.length === 0) return;
     const { ratio } = pen;
     const left = LEFT * ratio;
@@ -76,12 +80,23 @@ export class Timeline {
       const x = Math.round(left + c * slot);
       const w = Math.max(1, Math.round(left + (c + 1) * slot) - x - (slot > 8 * ratio && rows.cell > 5 * ratio ? ratio : 0));
       for (let rank = 0; rank < n; rank++) {
-        const index = scale.index(lines.values[c * n + rank] / lines.usual[c]);
+        const index = scale.index(lines.values[c * n + rank] / (past ? past[rank] : lines.medians[c]));
         pen.fillStyle = index < 0 ? missing : paints[index];
         pen.fillRect(x, rows.start(rank), w, rows.end(rank) - rows.start(rank));
       }
     }
     this.#paintOver(pen, rows, left, slot, height);
+  }
+
+  // Each rank's usual value then, where the reader compares with that; else null.
+  #past() {
+    const past = this.#store.get("scale") === "then" ? this.#store.get("past") : null;
+    const { series, metric, n } = this.#lines;
+    if (past?.n !== n) return null;
+    if (series === "compute") return past.compute;
+    if (series === "tokens") return past.received;
+    const { rows, columns } = derive(past, metric === "tokens" ? "wait" : metric, this.#store.get("overview").node_of_rank).margins;
+    return series === "awaited" ? columns : rows;
   }
 
   #paintOver(pen, rows, left, slot, height) {
@@ -137,9 +152,9 @@ export class Timeline {
       tooltip(null);
       return;
     }
-    const { n, first, last, values, usual } = this.#lines;
+    const { n, first, last, values, medians } = this.#lines;
     const value = values[at.column * n + at.rank];
-    const ratio = value / usual[at.column];
+    const ratio = value / (this.#past()?.[at.rank] ?? medians[at.column]);
     const [a, b] = [first[at.column], last[at.column]];
     const series = this.#store.get("series");
     tooltip(

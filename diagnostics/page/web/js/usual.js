@@ -1,4 +1,4 @@
-// Usual values: medians per tier. Links inside nodes and links between nodes are never compared with each other.
+// Usual values: medians per tier of what is there now, or each link's own before. Links inside nodes and links between nodes are never compared with each other.
 
 export function median(values) {
   const known = Float64Array.from(values).filter(Number.isFinite).sort();
@@ -32,6 +32,11 @@ export function ratios(values, n, nodes, own) {
     }
   }
   return out;
+}
+
+// Values over those of another matrix; NaN where that is 0 or unknown.
+export function ratiosTo(values, before) {
+  return values.map((value, k) => (before[k] > 0 ? value / before[k] : NaN));
 }
 
 // Averages over the other ranks: {rows, columns}.

@@ -7,6 +7,7 @@ import pytest
 from eprt.diagnostics import analyse
 from eprt.diagnostics.__main__ import main
 from eprt.diagnostics.detect.analysis import find_faults
+from eprt.diagnostics.mutes import with_mutes
 from eprt.diagnostics.synthetic import SyntheticJob, generate
 
 from tests.unit.diagnostics.cases import late, places, synthetic_records, write_records
@@ -20,7 +21,7 @@ def test_the_plain_z_score_is_an_option(tmp_path, capsys):
     others = np.delete(report.outliers.column_z_WN, 7, axis=1)
     assert (report.outliers.column_z_WN[:, 7] > 3).all() and others.max() < 3
     assert main([str(tmp_path), "--json", "--method", "zscore"]) == 1
-    told = [{**finding.to_json(), "muted_until": None} for finding in report.findings]
+    told = with_mutes([finding.to_json() for finding in report.findings], [])
     assert json.loads(capsys.readouterr().out)["findings"] == told
     assert main([str(tmp_path), "--text", "--method", "robust"]) == 1
     with pytest.raises(ValueError, match="method='mean': must be robust or zscore"):

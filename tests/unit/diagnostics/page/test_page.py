@@ -5,10 +5,14 @@ import json
 import numpy as np
 import pytest
 from eprt.diagnostics import analyse
+from eprt.diagnostics.__main__ import main
+from eprt.diagnostics.mutes import FILE_NAME, MuteFile, with_mutes
 from eprt.diagnostics.page.page import Page
+from eprt.diagnostics.windows.baseline import Baseline
 from eprt.diagnostics.windows.history import SERIES
 
 from tests.unit.diagnostics.page.cases import opened
+from tests.web.conftest import wait_until
 from tests.web.logs import CALLS, LATE_RANK, MIGRATED_WINDOW, SLOTS, make_window, write_log
 
 
@@ -39,8 +43,8 @@ def test_overview(page_8, log_8):
     peaks = overview["windows"]["peak"]
     assert max(peaks[:2]) < 2.1 < min(peaks[2:]), "the late rank shows from window 2 on"
     told = analyse(log_8).to_json()
-    unmuted = [{**finding, "muted_until": None} for finding in told["findings"]]
-    assert overview["findings"] == {**told, "findings": unmuted}
+    assert overview["findings"] == {**told, "findings": with_mutes(told["findings"], [])}
+    assert overview["windows"]["step_ms"] == [9, 9, 16, 16, 16, 16]
     assert overview["problems"] == {"count": 0, "first": []}
 
 
@@ -138,9 +142,103 @@ def test_its_files_are_read_at_the_start(page_8):
         "api/links/0-1-2",
         "api/timeline/__class__",
         "api/close/1",
+        "api/mutes",
+        "api/usual/1",
         "api/state/1",
     ],
 )
 def test_what_is_not_its_own_is_not_found(page_8, path):
     reply = page_8.reply(path)
     assert reply.status == 404 and json.loads(reply.body)["error"]["message"].startswith("no such")
+
+
+# ---- what was usual before ------------------------------------------------------------------------------------------
+
+
+def test_what_was_usual_is_the_runs_own_past(page_8):
+    """The late rank is younger than the run; the slow link is as old, so it is usual."""
+    header, floats = get_packed(page_8, "api/usual")
+    assert header["source"] == "the median of the 2 of 6 windows that no finding covers"
+    before_us_NN = np.median(
+        [[np.array(r.dispatch_wait_us) / CALLS for r in make_window(window, 8, 4)] for window in (0, 1)], axis=0
+    )
+    np.testing.assert_allclose(floats[:64].reshape(8, 8), before_us_NN, rtol=1e-5)
+    assert floats[192:200].tolist() == [200] * 8, "nobody computed long"
+    assert floats[200:208] == pytest.approx(np.full(8, 8 * 16), rel=0.2)
+
+
+def test_or_the_saved_baselines(log_8, tmp_path):
+    file = tmp_path / "usual.npz"
+    Baseline.from_matrices(analyse(log_8, windows=(2, 5)).matrices).save(file)
+    with opened(log_8, baseline=file) as source:
+        header, floats = get_packed(Page(source), "api/usual")
+    assert header["source"] == "the saved baseline"
+    assert floats[192 + LATE_RANK] == 600 and np.isnan(floats[128:192]).all(), "it has no tokens of single links"
+
+
+# ---- mutes ----------------------------------------------------------------------------------------------------------
+
+
+def change(page: Page, **fields) -> tuple[int, dict]:
+    reply = page.change_mutes(json.dumps(fields).encode())
+    return reply.status, json.loads(reply.body)
+
+
+def test_a_mute_is_that_of_the_file_and_of_the_command(tmp_path):
+    with opened(write_log(tmp_path, 8, 6, 4)) as source:
+        page = Page(source)
+        assert get(page, "api/overview")["muting"] == {"refusal": "", "asks_for_key": False}
+        status, told = change(page, place="column:5", until="12h", note=" on order ")
+        assert (status, told["place"], told["changed"]) == (200, "column:5", True)
+        (mute,) = MuteFile(tmp_path / FILE_NAME).read(0)
+        assert (mute.place, mute.until, mute.note) == ("column:5", told["muted_until"], "on order")
+        first, last = get(page, "api/overview")["findings"]["findings"]
+        assert (first["place"], first["muted_until"]) == ("point:2-6", None), "muted ones are last"
+        assert (last["place"], last["muted_until"], last["mute_note"]) == ("column:5", mute.until, "on order")
+        assert change(page, place="column:5", until=None) == (
+            200,
+            {"place": "column:5", "muted_until": None, "changed": True},
+        )
+        assert not change(page, place="column:5", until=None)[1]["changed"]
+        assert [f["place"] for f in get(page, "api/overview")["findings"]["findings"]] == ["column:5", "point:2-6"]
+
+
+def test_a_mute_of_the_command_is_seen_while_the_page_is_open(tmp_path):
+    with opened(write_log(tmp_path, 8, 6, 4)) as source:
+        before = source.state()["version"]
+        assert main([str(tmp_path), "--mute", "column:5", "--until", "1h"]) == 0
+        wait_until(lambda: source.state()["version"] != before, "a newer version")
+        assert source.overview()["findings"]["findings"][-1]["muted_until"]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "an object with place and until"),
+        (b'{"place": "column:5"}', "an object with place and until"),
+        (b'{"place": 5, "until": null}', "an object with place and until"),
+        (b'{"place": "rank:5", "until": "12h"}', "must be column:RANK"),
+        (b'{"place": "column:5", "until": 12}', "until=12: must be a string"),
+        (b'{"place": "column:5", "until": "yesterday"}', "must be a date"),
+        (b'{"place": "column:5", "until": "2020-01-01"}', "is over already"),
+        (b'{"place": "column:5", "until": "0h"}', "must be at least 1h"),
+        (b'{"place": "column:5", "until": "99999999999999d"}', "must be at least 1d"),
+        (b'{"place": "column:5", "until": "1h", "note": 7}', "note: must be a string"),
+        (b'{"place": "tier:' + b"x" * 300 + b'", "until": "1h"}', "more than 200"),
+    ],
+)
+def test_another_change_is_refused_by_name(page_8, body, why):
+    reply = page_8.change_mutes(body)
+    assert reply.status == 400 and why in json.loads(reply.body)["error"]["message"]
+
+
+def test_a_log_that_cannot_be_written_says_so(log_8, monkeypatch):
+    with opened(log_8) as source:
+        monkeypatch.setattr("eprt.diagnostics.mutes.os.access", lambda path, mode: False)
+        page = Page(source)
+        why = f"{log_8} cannot be written by this process"
+        assert get(page, "api/overview")["muting"]["refusal"] == why
+        status, told = change(page, place="column:5", until="12h")
+        assert (status, told["error"]["code"], told["error"]["message"]) == (403, "read_only", why)
+    assert not (log_8 / FILE_NAME).exists()

@@ -1,22 +1,33 @@
 """What the page's server gives away and what it refuses, asked over sockets."""
 
 import http.client
+import ipaddress
 import json
 from pathlib import Path
 
 import pytest
 from eprt.diagnostics import WindowWriter
+from eprt.diagnostics.mutes import mutes_beside
 from eprt.diagnostics.page.server import PageServer
 
 from tests.web.conftest import open_log, served, wait_until
 from tests.web.logs import make_window, write_log
 
 
-def ask(server: PageServer, path: str, method: str = "GET", host: str | None = None, body: bytes | None = None):
+def ask(
+    server: PageServer,
+    path: str,
+    method: str = "GET",
+    host: str | None = None,
+    body: bytes | None = None,
+    **headers: str,
+):
     """The path goes out as it stands, dots and all."""
     connection = http.client.HTTPConnection(*server.server_address[:2], timeout=20)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
+    for name, value in headers.items():
+        connection.putheader(name.replace("_", "-"), value)
     if body is not None:
         connection.putheader("Content-Length", str(len(body)))
     connection.endheaders(body)
@@ -78,6 +89,28 @@ def test_nothing_but_reading(server_8):
         assert reply.status == 405 and reply.headers["allow"] == "GET, HEAD"
     head = ask(server_8, "/", "HEAD")
     assert head.status == 200 and head.data == b"" and int(head.headers["content-length"]) > 1000
+
+
+def test_a_change_comes_from_this_page_and_this_machine(tmp_path, monkeypatch):
+    body = b'{"place": "column:5", "until": "12h"}'
+    with served(open_log(write_log(tmp_path, 8, 6, 4))) as server:
+        own = f"http://127.0.0.1:{server.server_port}"
+
+        def post(**headers: str) -> int:
+            return ask(
+                server, "/api/mutes", "POST", body=body, **{"content_type": "application/json", **headers}
+            ).status
+
+        refused = [post(origin="https://evil.example"), post(origin="null"), post(host="evil.example")]
+        assert refused == [403, 403, 403]
+        assert post(content_type="text/plain") == 415, "what a foreign page may send unasked"
+        assert ask(server, "/api/mutes", "POST", content_type="application/json").status == 413
+        assert ask(server, "/api/mutes", "POST", body=b" " * 20_000, content_type="application/json").status == 413
+        assert not (tmp_path / "mutes.json").exists()
+        assert post(origin=own) == 200 and post() == 200
+        monkeypatch.setattr(ipaddress.IPv4Address, "is_loopback", False)
+        assert post(origin=own) == 403
+    assert [mute.place for mute in mutes_beside(tmp_path)] == ["column:5"]
 
 
 def test_foreign_names_are_refused(log_8):

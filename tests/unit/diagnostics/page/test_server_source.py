@@ -5,6 +5,8 @@ import json
 
 import pytest
 from eprt.diagnostics import Report
+from eprt.diagnostics.mutes import Mute, MuteChange
+from eprt.diagnostics.page.recording import ReadOnlyError
 from eprt.diagnostics.page.server_source import Client, ServerError, ServerSource
 
 from tests.unit.diagnostics.speaker import Speaker
@@ -46,6 +48,17 @@ def test_a_server_with_other_ranks_is_another_server(source):
 def test_nothing_but_the_server_is_asked(source):
     source.experts(None)
     assert all(path.startswith("/v1/eprt/diagnose?since=") for path in Speaker.asked)
+
+
+def test_a_mute_goes_to_the_server(source, monkeypatch):
+    assert "mutes by a file only" in source.why_read_only(), "as the server does not say that it can"
+    mute = MuteChange("column:5", Mute("column:5", 2e9, "on order"))
+    assert source.change_mutes(mute) and source.change_mutes(MuteChange("column:5", None))
+    told = [asked for asked in Speaker.asked if "mutes" in asked]
+    assert told == [f"/v1/eprt/diagnose/mutes column:5 {end}" for end in ("False on order", "True None")]
+    monkeypatch.setattr(source._client, "_api_key", "wrong")
+    with pytest.raises(ReadOnlyError, match="403 Forbidden: it needs the admin key"):
+        source.change_mutes(mute)
 
 
 # ---- the client -----------------------------------------------------------------------------------------------------

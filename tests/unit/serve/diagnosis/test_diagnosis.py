@@ -26,6 +26,7 @@ def test_slow_rank_is_found_and_logged(tmp_path):
         "newest_window": None,
         "silent_ranks": [],
         "rank_speeds": [1.0] * N,
+        "mute_refusal": "",
     }
     found = close(diagnosis, *(totals(window, slow=3) for window in range(1, 6)))
     assert (found["windows"], found["newest_window"]) == (5, 4)
