@@ -102,11 +102,11 @@ class Page:
             change = MuteChange.from_json(body, time.time())
             changed = self._source.change_mutes(change)
         except ReadOnlyError as error:
-            return _refusal(str(error), 403, "read_only", "permission_error")
+            return _refusal(str(error), 403, code="read_only", kind="permission_error")
         except ValueError as error:
-            return _refusal(str(error), 400, "invalid_value")
+            return _refusal(str(error), 400, code="invalid_value")
         except OSError as error:
-            return _refusal(f"the mutes cannot be written: {error}", 500, "not_written", "server_error")
+            return _refusal(f"the mutes cannot be written: {error}", 500, code="not_written", kind="server_error")
         return _answer({"place": change.place, "muted_until": change.mute and change.mute.until, "changed": changed})
 
     def event(self) -> bytes:

@@ -194,7 +194,8 @@ def test_every_alert_says_what_to_do():
 
 
 def test_every_error_code_is_documented_and_the_other_way_round():
-    sources = "\n".join(path.read_text() for path in (ROOT / "eprt/serve").rglob("*.py"))
+    files = [*(ROOT / "eprt/serve").rglob("*.py"), ROOT / "diagnostics/page/page.py"]
+    sources = "\n".join(path.read_text() for path in files)
     rows = re.findall(r"^\| ([\d, ]+) \| ([^|]+) \|", PAGES["docs/errors.md"], re.MULTILINE)
     told = {code for _, codes in rows for code in re.findall(r"`(\w+)`", codes)}
     raised = set(re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"', sources)) | set(
