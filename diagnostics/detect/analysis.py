@@ -22,6 +22,7 @@ from .yardstick import Yardstick
 METHODS = {"robust": detector.detect, "zscore": zscore.detect}
 # A rank that gets a link's data late is late itself by as much, so that the others wait for it in turn.
 ECHO_RATIOS = (0.2, 1.6)
+OWN_PART = 0.5  # of a late rank's lateness; less is inherited from others
 LIGHT_LOAD = 0.67  # a rank with fewer tokens of its own comes early and waits; that is not a fault
 # A rank with more tokens of its own comes late by up to as much; that is a finding (mixed) only when it is much.
 HEAVY_LOAD, HEAVY_RATIO, MOST_LATE = 1.2, 1.75, 2.5
@@ -102,7 +103,9 @@ def analyse_matrices(
     past_us_WNN = None if baseline is None else baseline.wait_us_WNN
     outliers, sightings = METHODS[method](matrices, topology, past_us_WNN)
     yardstick, node_N = Yardstick(matrices, outliers, topology), matrices.node_of_rank_N
-    early, sightings = split_early(sightings, yardstick) if method == "robust" else ([], sightings)
+    early: list[Sighting] = []
+    if method == "robust":
+        early, sightings = split_early([s for s in sightings if not _is_inherited(s, yardstick)], yardstick)
     kept = _without_parts([s for s in sightings if not _is_uneven_load(s, yardstick)], node_N)
     kept, echoed = _without_echoes(kept, yardstick)
     if method == "robust":
@@ -164,6 +167,15 @@ def _is_uneven_load(sighting: Sighting, yardstick: Yardstick) -> bool:
             return yardstick.beyond_peers(sighting) < HEAVY_RATIO
         return own >= HEAVY_LOAD and sighting.ratio < max(HEAVY_RATIO, min(own, MOST_LATE))
     return False
+
+
+def _is_inherited(sighting: Sighting, yardstick: Yardstick) -> bool:
+    """Whether a rank is late because of others: neither does it work longer, nor are its messages late."""
+    if sighting.place.kind != "column":
+        return False
+    part, over_usual = yardstick.own_lateness(sighting)
+    least = detector.MESSAGE_LIMITS.least_ratio(sighting.last - sighting.first + 1)
+    return part < OWN_PART or 1 + over_usual < least
 
 
 def _without_echoes(sightings: list[Sighting], yardstick: Yardstick) -> tuple[list[Sighting], dict[int, int]]:

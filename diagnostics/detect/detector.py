@@ -14,9 +14,10 @@ import numpy as np
 from ..windows.matrices import WindowMatrices
 from .chance import CLIP_Z, HIGH_Z, RAISED_Z, Chance
 from .effects import FLOOR_US, Effects, ratio_of
-from .past import Limits, find_changes
+from .lateness import Lateness, spared_us
+from .past import Limits, find_changes, tail_of_changes
 from .runs import WindowRun, find_best_runs, least_score
-from .sightings import Outliers, Place, Sighting, sightings_of
+from .sightings import Outliers, Place, Sighting, sightings_of, without_twins
 from .topology import LinkTopology
 
 MIN_RANKS_FOR_MEDIANS = 4
@@ -28,6 +29,7 @@ POINT_MARGIN, RANK_MARGIN = 0.5, 0.7  # on top of the least score: how noise per
 LONG_RUN, LONG_MARGIN = 6, 0.5  # windows in which a link may be raised without being high, and the score that it needs
 STEADY = 0.75  # of a run's windows are raised
 RANK_LIMITS = Limits(min_ratio=1.35, short_ratio=0.3, min_windows=3, min_peer_ratio=1.1)  # of a change against the past
+MESSAGE_LIMITS = Limits(min_ratio=1.25, short_ratio=0.4, min_windows=3, min_peer_ratio=1.1)
 LINK_LIMITS = Limits(min_ratio=1.5, short_ratio=1.0, min_windows=4, min_peer_ratio=1.2)
 MAX_RUNS = 5  # of one place, those that are too unsteady to be reported included
 MIN_RATIO_OF_FEW, MIN_WAIT_US_OF_FEW = 3.0, 20.0  # with two or three ranks
@@ -54,17 +56,39 @@ def detect(
     if past_us_WNN is not None:
         past = Effects.from_waits(past_us_WNN, topology.tier_NN)
         effects = past.followed_by(effects)
-    changes = _find_changes(effects, chance, 0 if past_us_WNN is None else len(past_us_WNN))
+    changes = _find_changes(matrices, past_us_WNN, effects, chance)
     return outliers, [*sightings, *(s for s in changes if not any(s.is_seen_as(other) for other in sightings))]
 
 
-def _find_changes(effects: Effects, chance: Chance, num_before: int) -> Iterator[Sighting]:
+def _find_changes(
+    matrices: WindowMatrices, past_us_WNN: np.ndarray | None, effects: Effects, chance: Chance
+) -> Iterator[Sighting]:
     """Places that are higher than in their own past."""
-    ranks = Chance(chance.memory)
-    for kind, effect_WN in (("column", effects.column_WN), ("row", effects.row_WN)):
-        for run, ratio in find_changes(effect_WN, effect_WN, ranks, RANK_LIMITS, num_before):
+    num_before = 0 if past_us_WNN is None else len(past_us_WNN)
+    wait_us_WNN = matrices.wait_us_WNN
+    if past_us_WNN is not None:
+        wait_us_WNN = np.concatenate([past_us_WNN, wait_us_WNN])
+    lateness = Lateness.from_waits(wait_us_WNN)
+    found = []
+    works_WN = np.full(lateness.column_us_WN.shape, np.nan)
+    works_WN[num_before:] = spared_us(matrices.blocked_us_WN)
+    for kind, late_us_WN, limits in (
+        ("column", works_WN, RANK_LIMITS),
+        ("column", lateness.messages_us_WN, MESSAGE_LIMITS),
+        ("column", lateness.column_us_WN, RANK_LIMITS),
+        ("row", lateness.row_us_WN, RANK_LIMITS),
+    ):
+        effect_WN, usual_us_WN = (
+            (effects.column_WN, lateness.awaited_us_WN)
+            if kind == "column"
+            else (effects.row_WN, lateness.waiting_us_WN)
+        )
+        ratio = partial(lateness.ratio, usual_us_WN)
+        ranks, part_WN = Chance(chance.memory, tail_of_changes(late_us_WN)), late_us_WN / lateness.usual_us
+        for run, size in find_changes(part_WN, effect_WN, ranks, limits, num_before, ratio):
             first, last = run.first - num_before, run.last - num_before
-            yield Sighting(Place(kind, run.place, None, None), first, last, run.score, ratio, is_change=True)
+            found.append(Sighting(Place(kind, run.place, None, None), first, last, run.score, size, is_change=True))
+    yield from without_twins(found)
     pairs_P2 = np.argwhere(~np.eye(effects.column_WN.shape[1], dtype=bool))
     effect_WP = effects.point_WNN[:, pairs_P2[:, 0], pairs_P2[:, 1]]
     for run, ratio in find_changes(effect_WP, effect_WP, chance, LINK_LIMITS, num_before):

@@ -4,7 +4,8 @@ Peers say little where there are few of them; a place's own past says more. Ever
 noise around it is measured by how neighbouring windows differ, which a step hardly moves. Knows no ranks or links.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from .runs import WindowRun, find_best_runs, least_score
 LEVEL = 25.0  # variance of the places' own levels, in noise variances: nothing is assumed about them
 MIN_PAST = 3  # windows before a run that tell a place's usual level
 MIN_NOISE = 0.04  # of a logarithm
+LARGE, LARGE_Z = 0.8, 1.282  # quantile of the changes that shows tails, and the same of normal noise
 MARGIN = 1.0  # on top of the least score: the noise is estimated
 RAISED_Z, STEADY = 1.25, 0.75  # above the past; part of the run's windows
 _AT_ONCE = 8192  # places, to bound memory
@@ -31,12 +33,25 @@ class Limits:
     min_windows: int  # a shorter run stands out among the peers, or is no fault
     min_peer_ratio: float  # to the peers, in the same windows
 
+    def least_ratio(self, num_windows: int) -> float:
+        return self.min_ratio + self.short_ratio / num_windows
+
+
+def _ratio_of_logarithm(run: WindowRun, change: float) -> float:
+    return float(ratio_of(np.array(change)))
+
 
 def find_changes(
-    effect_WP: np.ndarray, peer_WP: np.ndarray, links: Chance, limits: Limits, num_before: int = 0
+    effect_WP: np.ndarray,
+    peer_WP: np.ndarray,
+    links: Chance,
+    limits: Limits,
+    num_before: int = 0,
+    ratio_of_change: Callable[[WindowRun, float], float] = _ratio_of_logarithm,
 ) -> Iterator[tuple[WindowRun, float]]:
-    """Runs and their ratio to the past. effect_WP: logarithms, the first num_before windows of a saved baseline, in
-    which no run may begin. peer_WP: the same over those of the peers."""
+    """Runs and their ratio to the past. effect_WP: logarithms, or parts of the usual wait; the first num_before windows
+    are of a saved baseline, in which no run may begin. peer_WP: logarithms over those of the peers. ratio_of_change:
+    what a change of effect_WP in a run makes of the past."""
     num_windows, num_places = effect_WP.shape
     if num_windows < MIN_PAST + 2:
         return
@@ -50,15 +65,26 @@ def find_changes(
         z_WP = (part_WP - median(part_WP, 0)) / noise
         for run in find_best_runs(z_WP, chance, min_score, every_place=True):
             change = _change_of(z_WP[:, run.place], run)
-            place, length = start + run.place, run.last - run.first + 1
+            run = run._replace(place=start + run.place)
+            place, length = run.place, run.last - run.first + 1
             if run.first < max(num_before, MIN_PAST) or length < limits.min_windows or change is None:
                 continue
             at = slice(run.first, run.last + 1)
-            ratio = float(ratio_of(np.array(change * noise)))
+            ratio = ratio_of_change(run, change * noise)
             peer_ratio = float(np.nanmedian(ratio_of(peer_WP[at, place])))
-            enough = limits.min_ratio + limits.short_ratio / length
-            if ratio >= enough and peer_ratio >= limits.min_peer_ratio:
-                yield WindowRun(place, run.first, run.last, run.score), ratio
+            if ratio >= limits.least_ratio(length) and peer_ratio >= limits.min_peer_ratio:
+                yield run, ratio
+
+
+def tail_of_changes(effect_WP: np.ndarray) -> float:
+    """Variance of the noise, as its large changes between neighbours have it, over that of its middle: 1 of normal
+    noise. A step of a few places is not among them."""
+    changes_WP = np.abs(np.diff(effect_WP, axis=0))
+    known = changes_WP[~np.isnan(changes_WP)]
+    middle = deviation_of_changes(known)
+    if middle <= 0:
+        return 1.0
+    return max(1.0, float(np.quantile(known, LARGE)) / (LARGE_Z * math.sqrt(2) * middle)) ** 2
 
 
 def _fading(memory: Memory) -> Memory:

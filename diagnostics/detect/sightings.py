@@ -62,6 +62,11 @@ class Outliers:
         return pairs_P2, self.point_z_WNN[:, i, j], self.point_ratio_WNN[:, i, j]
 
 
+def without_twins(sightings: list[Sighting]) -> list[Sighting]:
+    """Of several that are the same thing, the first."""
+    return [s for k, s in enumerate(sightings) if not any(s.is_seen_as(other) for other in sightings[:k])]
+
+
 # (z_WP, ratio_WP, is_point) -> the runs of P places that are to be reported, with their ratio.
 FindRuns = Callable[[np.ndarray, np.ndarray, bool], Iterator[tuple[WindowRun, float]]]
 

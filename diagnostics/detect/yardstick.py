@@ -8,7 +8,8 @@ import numpy as np
 from ..windows.matrices import WindowMatrices
 from ..windows.medians import median, median_of_known
 from .chance import HIGH_Z
-from .effects import Effects
+from .effects import FLOOR_US, Effects
+from .lateness import spared_us
 from .past import MIN_PAST
 from .sightings import Outliers, Place, Sighting
 from .topology import LinkTopology
@@ -160,6 +161,37 @@ class Yardstick:
         usual_us = median_of_known(others_us_W)
         ratio = median_of_known(own_us_W) / usual_us if usual_us > 0 else math.nan
         return ratio, median_of_known(others_us_W - own_us_W) / excess_us
+
+    def own_lateness(self, column: Sighting) -> tuple[float, float]:
+        """What a late rank adds to its lateness itself, by working longer or by late messages: (the part of it, the
+        same over the usual wait for the rank). The rest it inherits from who or what made it late: a slow link into
+        it, say. NaN where it is not logged.
+
+        A rank that is late by itself waits less than the others. Messages that are late by themselves are not early at
+        the other end: the rank's own waits are not shorter by as much as the waits for it are longer.
+        """
+        at, rank = self._windows_of(column), column.place.rank
+        blocked_us_WN, waits_WNN = self.matrices.blocked_us_WN, self.matrices.wait_us_WNN
+        if rank is None or np.isnan(blocked_us_WN[at]).all():
+            return math.nan, math.nan
+        inside, others_N = np.arange(len(waits_WNN))[at], np.arange(self.matrices.num_ranks) != rank
+        during_NN, spared_N = median(waits_WNN[at], 0), median(spared_us(blocked_us_WN[at]), 0)
+        np.fill_diagonal(during_NN, np.nan)
+        usual_NN = during_NN.copy()
+        if len(waits_WNN) - len(inside) >= MIN_PAST:
+            usual_NN = median(np.delete(waits_WNN, inside, axis=0), 0)
+            spared_N = spared_N - median(spared_us(np.delete(blocked_us_WN, inside, axis=0)), 0)
+        else:  # no past: beside links that are alike
+            tier_NN = self._topology.tier_NN
+            for tier in np.unique(tier_NN[tier_NN >= 0]):
+                usual_NN[tier_NN == tier] = median_of_known(during_NN[tier_NN == tier])
+        late_N = median(during_NN - usual_NN, 0)
+        waits_N = np.nanmean(during_NN - usual_NN - late_N, axis=1)
+        late_us = late_N[rank] - median_of_known(late_N)
+        messages_us = late_us + waits_N[rank] - median_of_known(waits_N)
+        own_us = float(np.fmax(spared_N[rank], messages_us))
+        usual_us = float(np.nanmean(usual_NN[others_N, rank]))
+        return own_us / max(1e-9, float(late_us)), own_us / max(FLOOR_US, usual_us)
 
     def row(self, sighting: Sighting) -> tuple[float, float]:
         """A column's own row: (ratio, z), in the phase where the others wait longest for it. Compared with the others

@@ -177,3 +177,16 @@ def test_waits_of_zero_and_equal_waits_have_no_finding():
 def test_a_rank_without_data_disturbs_nobody():
     matrices = generate(SyntheticJob(8, 6, faults=(late(3, 4.0),)))
     assert places(find_faults(without(matrices, lambda w, r: r == 6))[1]) == {("column", 3)}
+
+
+def test_a_rank_that_is_late_because_of_others_is_not_blamed():
+    """It is waited for as much longer as it waits less, and works no longer: what made it late is elsewhere."""
+    matrices = generate(SyntheticJob(8, 12, 3, cv=0.1))
+    matrices.blocked_us_WN[:] = 300.0
+    matrices.dispatch_us_WNN[4:, :, 5] += 80
+    assert places(find_faults(matrices)[1]) == {("column", 5)}, "its messages are late"
+    matrices.dispatch_us_WNN[4:, 5] = np.maximum(0, matrices.dispatch_us_WNN[4:, 5] - 80)
+    matrices.combine_us_WNN[4:, 5] = np.maximum(0, matrices.combine_us_WNN[4:, 5] - 50)
+    assert places(find_faults(matrices)[1]) == set()
+    matrices.blocked_us_WN[4:, 5] -= 80
+    assert places(find_faults(matrices)[1]) == {("column", 5)}, "it works longer"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from eprt.diagnostics.detect.chance import Chance
-from eprt.diagnostics.detect.past import Limits, find_changes
+from eprt.diagnostics.detect.past import Limits, find_changes, tail_of_changes
 
 LIMITS = Limits(min_ratio=1.35, short_ratio=0.3, min_windows=3, min_peer_ratio=0.0)
 
@@ -60,3 +60,25 @@ def test_a_baseline_is_the_past_of_the_first_window_and_no_run_begins_in_it():
 
 def test_nothing_known_is_nothing_found():
     assert changes_of(np.full((12, 3), np.nan)) == []
+
+
+def test_a_ratio_may_be_told_otherwise_than_by_logarithms():
+    effect_WP = noise()
+    effect_WP[4:, 2] += 0.7
+    found = find_changes(effect_WP, effect_WP, Chance(), LIMITS, 0, lambda run, change: 1 + change + run.place)
+    assert [ratio for _, ratio in found] == [pytest.approx(3.7, rel=0.05)]
+
+
+def test_a_shorter_run_needs_a_larger_ratio():
+    assert LIMITS.least_ratio(3) == pytest.approx(1.45)
+    assert LIMITS.least_ratio(30) == pytest.approx(1.36)
+
+
+def test_tails_are_read_off_the_larger_changes_and_a_step_is_none():
+    effect_WP = noise(200)
+    assert tail_of_changes(effect_WP) == pytest.approx(1, abs=0.1)
+    effect_WP[100:, 2] += 5
+    assert tail_of_changes(effect_WP) == pytest.approx(1, abs=0.1)
+    heavy = 0.1 * np.random.default_rng(3).standard_t(1.5, (200, 6))
+    assert tail_of_changes(heavy) > 1.3
+    assert tail_of_changes(np.zeros((12, 6))) == 1.0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from eprt.diagnostics.detect.runs import WindowRun
-from eprt.diagnostics.detect.sightings import Outliers, Place, Sighting, sightings_of
+from eprt.diagnostics.detect.sightings import Outliers, Place, Sighting, sightings_of, without_twins
 
 
 def sighting(first: int, last: int) -> Sighting:
@@ -23,6 +23,11 @@ def sighting(first: int, last: int) -> Sighting:
 )
 def test_two_overlap_in_at_least_half_of_the_shorter_run(one, other, overlap):
     assert sighting(*one).overlaps(sighting(*other)) == sighting(*other).overlaps(sighting(*one)) == overlap
+
+
+def test_of_twins_the_first_is_kept():
+    one, twin, later = sighting(0, 5), sighting(1, 5), sighting(8, 9)
+    assert without_twins([one, twin, later]) == [one, later]
 
 
 def test_links_are_the_points_without_the_diagonal():

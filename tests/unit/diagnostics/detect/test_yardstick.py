@@ -106,3 +106,27 @@ def test_a_late_ranks_row_is_low_and_a_slow_senders_is_not():
         ratio, z = yardstick(sender).row(column(3, first))
         assert ratio == pytest.approx(1, abs=0.1) and abs(z) < 3
     assert yardstick().row(point(1, 3)) == (1.0, 0.0)
+
+
+def test_what_a_late_rank_adds_itself_and_what_it_inherits():
+    def late_by(column_us: float, row_us: float, spared_us: float) -> tuple[float, float]:
+        measured = yardstick()
+        matrices, at = measured.matrices, slice(3, 6)
+        matrices.blocked_us_WN[:] = 300.0
+        matrices.blocked_us_WN[at, 3] -= spared_us
+        matrices.dispatch_us_WNN[at, :, 3] += column_us
+        matrices.dispatch_us_WNN[at, 3] += row_us
+        return measured.own_lateness(column(3, 3))
+
+    assert late_by(50, 0, 0) == pytest.approx((1.0, 0.5), abs=0.2), "its messages are late"
+    assert late_by(50, -50, 50) == pytest.approx((1.0, 0.5), abs=0.2), "it works longer"
+    assert late_by(50, -50, 0) == pytest.approx((0.0, 0.0), abs=0.2), "it was made late"
+
+
+def test_what_it_adds_itself_without_a_past_and_where_it_is_not_logged():
+    measured = yardstick(PlantedFault("column", 3, factor=2.0))
+    measured.matrices.blocked_us_WN[:] = np.nan
+    assert np.isnan(measured.own_lateness(column(3))).all()
+    measured.matrices.blocked_us_WN[:] = 300.0
+    part, over_usual = measured.own_lateness(column(3))
+    assert part == pytest.approx(1, abs=0.2) and over_usual == pytest.approx(1, abs=0.2)

@@ -1,0 +1,72 @@
+"""Lateness: by how many microseconds a rank is later than usual, in itself or with its messages.
+
+A late rank adds the same time to all waits for it, on short links and long ones. So lateness is a sum where effects.py
+has products: waits minus what is usual on each link, split by medians. It says how a place changes within a run, and
+nothing about the level at which it began. Knows no faults.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..windows.medians import median, median_of_known
+from .effects import FLOOR_US
+from .runs import WindowRun
+
+_ROUNDS = 2  # of the median polish
+
+
+@dataclass(frozen=True, eq=False)
+class Lateness:
+    """W windows, N ranks; microseconds beyond the usual ones, beside those of the other ranks in the same window."""
+
+    column_us_WN: np.ndarray  # what all others wait longer for the rank
+    row_us_WN: np.ndarray  # what it waits longer for them
+    # Column and row together. A rank that is late is waited for as much longer as it waits less, so its own lateness,
+    # and what it inherits from others, cancel: this is what its messages take longer.
+    messages_us_WN: np.ndarray
+    awaited_us_WN: np.ndarray  # mean wait for the rank
+    waiting_us_WN: np.ndarray  # mean wait of the rank
+    usual_us: float  # wait
+
+    @staticmethod
+    def from_waits(wait_us_WNN: np.ndarray) -> "Lateness":
+        usual_NN = median(wait_us_WNN, 0)
+        np.fill_diagonal(usual_NN, np.nan)
+        left_WNN = wait_us_WNN - usual_NN
+        column_WN, row_WN = np.zeros(left_WNN.shape[:2]), np.zeros(left_WNN.shape[:2])
+        for _ in range(_ROUNDS):
+            change_WN = median(left_WNN, 1)
+            column_WN = column_WN + change_WN
+            left_WNN -= np.nan_to_num(change_WN)[:, None, :]
+            change_WN = median(left_WNN, 2)
+            row_WN = row_WN + change_WN
+            left_WNN -= np.nan_to_num(change_WN)[:, :, None]
+        column_WN, mean_row_WN = _beside_others(column_WN), _beside_others(row_WN + _mean_of_known(left_WNN, 2))
+        return Lateness(
+            column_WN,
+            _beside_others(row_WN),
+            _beside_others(column_WN + mean_row_WN),
+            _mean_of_known(wait_us_WNN, 1),
+            _mean_of_known(wait_us_WNN, 2),
+            max(FLOOR_US, median_of_known(usual_NN)),
+        )
+
+    def ratio(self, usual_us_WN: np.ndarray, run: WindowRun, change: float) -> float:
+        """What a change by so many usual waits makes of the place's waits before the run."""
+        return 1 + change * self.usual_us / max(FLOOR_US, median_of_known(usual_us_WN[: run.first, run.place]))
+
+
+def spared_us(blocked_us_WN: np.ndarray) -> np.ndarray:
+    """How much less each rank waits at all than the others. All calls take equally long, so a rank that waits less
+    works longer; this knows nothing of messages and their noise."""
+    return median(blocked_us_WN, 1)[:, None] - blocked_us_WN
+
+
+def _beside_others(values_WN: np.ndarray) -> np.ndarray:
+    return values_WN - median(values_WN, 1)[:, None]
+
+
+def _mean_of_known(values_WNN: np.ndarray, axis: int) -> np.ndarray:
+    count_WN = (~np.isnan(values_WNN)).sum(axis=axis)
+    return np.where(count_WN > 0, np.nansum(values_WNN, axis=axis) / np.maximum(1, count_WN), np.nan)

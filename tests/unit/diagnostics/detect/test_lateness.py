@@ -1,0 +1,61 @@
+"""Lateness: a late rank adds the same time to short links and long ones; late messages, and inherited lateness."""
+
+import numpy as np
+import pytest
+from eprt.diagnostics.detect.lateness import Lateness, spared_us
+from eprt.diagnostics.detect.runs import WindowRun
+
+N, ONSET, LATE = 6, 4, 2
+NODE_N = np.arange(N) // 3
+USUAL_NN = np.where(NODE_N[:, None] == NODE_N, 30.0, 100.0)
+
+
+def waits(**changes: float) -> np.ndarray:
+    """12 windows of two nodes. changes: "column" and "row" of rank LATE, in microseconds from ONSET on."""
+    noise_WNN = 0.5 * np.random.default_rng(1).standard_normal((12, N, N))
+    wait_us_WNN = USUAL_NN + noise_WNN
+    wait_us_WNN[ONSET:, :, LATE] += changes.get("column", 0.0)
+    wait_us_WNN[ONSET:, LATE] += changes.get("row", 0.0)
+    wait_us_WNN[:, np.arange(N), np.arange(N)] = np.nan
+    return wait_us_WNN
+
+
+def change_of(values_WN: np.ndarray) -> np.ndarray:
+    return np.median(values_WN[ONSET:], axis=0) - np.median(values_WN[:ONSET], axis=0)
+
+
+def test_a_column_is_late_by_as_much_on_short_links_and_long_ones():
+    change_N = change_of(Lateness.from_waits(waits(column=20)).column_us_WN)
+    assert change_N[LATE] == pytest.approx(20, abs=1)
+    assert np.delete(change_N, LATE) == pytest.approx(0, abs=1)
+
+
+def test_messages_are_late_where_the_rank_is_not_early_at_the_other_end():
+    late = Lateness.from_waits(waits(column=20))
+    assert change_of(late.messages_us_WN)[LATE] == pytest.approx(20, abs=1)
+    inherited = Lateness.from_waits(waits(column=20, row=-20))
+    assert change_of(inherited.column_us_WN)[LATE] == pytest.approx(20, abs=1)
+    assert change_of(inherited.row_us_WN)[LATE] == pytest.approx(-20, abs=1)
+    assert change_of(inherited.messages_us_WN)[LATE] == pytest.approx(0, abs=1)
+
+
+def test_a_change_is_told_over_the_mean_wait_before_the_run():
+    late = Lateness.from_waits(waits(column=36))
+    run = WindowRun(LATE, ONSET, 11, 9.0)  # waits of 30, 30, 100, 100, 100: 72 in the mean
+    assert late.ratio(late.awaited_us_WN, run, 36 / late.usual_us) == pytest.approx(1.5, rel=0.02)
+
+
+def test_ranks_without_a_line_are_left_out():
+    wait_us_WNN = waits(column=20)
+    wait_us_WNN[5, 0] = np.nan
+    wait_us_WNN[6] = np.nan
+    late = Lateness.from_waits(wait_us_WNN)
+    assert np.isnan(late.column_us_WN[6]).all() and np.isnan(late.awaited_us_WN[6]).all()
+    assert np.nanmedian(late.column_us_WN[ONSET:, LATE]) - late.column_us_WN[:ONSET, LATE].mean() > 19
+
+
+def test_a_rank_that_works_longer_is_spared_waiting():
+    blocked_us_WN = np.full((3, 4), 200.0)
+    blocked_us_WN[1:, 3] = 150.0
+    assert spared_us(blocked_us_WN)[:, 3].tolist() == [0, 50, 50]
+    assert spared_us(blocked_us_WN)[:, :3].tolist() == [[0, 0, 0]] * 3
