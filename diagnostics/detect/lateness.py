@@ -54,7 +54,8 @@ class Lateness:
 
     def ratio(self, usual_us_WN: np.ndarray, run: WindowRun, change: float) -> float:
         """What a change by so many usual waits makes of the place's waits before the run."""
-        return 1 + change * self.usual_us / max(FLOOR_US, median_of_known(usual_us_WN[: run.first, run.place]))
+        before_us = median_of_known(usual_us_WN[: run.first, run.place])
+        return float(1 + change * self.usual_us / max(FLOOR_US, before_us))
 
 
 def spared_us(blocked_us_WN: np.ndarray) -> np.ndarray:

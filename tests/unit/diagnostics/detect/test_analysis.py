@@ -184,7 +184,9 @@ def test_a_rank_that_is_late_because_of_others_is_not_blamed():
     matrices = generate(SyntheticJob(8, 12, 3, cv=0.1))
     matrices.blocked_us_WN[:] = 300.0
     matrices.dispatch_us_WNN[4:, :, 5] += 80
-    assert places(find_faults(matrices)[1]) == {("column", 5)}, "its messages are late"
+    findings = find_faults(matrices)[1]
+    assert places(findings) == {("column", 5)}, "its messages are late"
+    assert all(type(value) in (float, int) for f in findings for value in (f.ratio, f.score, f.confidence)), "JSON"
     matrices.dispatch_us_WNN[4:, 5] = np.maximum(0, matrices.dispatch_us_WNN[4:, 5] - 80)
     matrices.combine_us_WNN[4:, 5] = np.maximum(0, matrices.combine_us_WNN[4:, 5] - 50)
     assert places(find_faults(matrices)[1]) == set()
