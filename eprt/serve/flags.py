@@ -22,6 +22,7 @@ from eprt.serve.model_source import default_name, find_model_dir
 from eprt.serve.openai.reasoning import REASONING_FORMAT_NAMES
 from eprt.serve.openai.tools import TOOL_FORMAT_NAMES
 from eprt.serve.options import OptionError, ServeOptions
+from eprt.serve.scale_flags import add_scale_flags, check_scale
 from eprt.serve.tier_flags import add_tier_flags, check_tiers
 
 _INF = float("inf")
@@ -67,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     add_engine_flags(group, "ep_payload")
     _add_losses(group)
     add_engine_flags(group, "expert_host_copies")
-    add_instance_flags(parser.add_argument_group("instances: prefill and decode apart"))
+    group = parser.add_argument_group("instances: prefill and decode apart")
+    add_instance_flags(group)
+    add_scale_flags(group)
 
     _add_diagnosis(parser.add_argument_group("diagnosis"))
     _add_expert_load(parser.add_argument_group("expert load"))
@@ -155,6 +158,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
         raise OptionError(str(error)) from None
     check_http(args)
     check_tiers(args)
+    check_scale(args)
     _check_values(args)
     _check_losses(args)
     _check_faults(args.inject, args.num_ranks)

@@ -33,6 +33,9 @@ from eprt.serve.http.traffic import Traffic
 from eprt.serve.instances.fleet import Fleet
 from eprt.serve.instances.instance import Instance
 from eprt.serve.instances.metrics import InstanceCollector
+from eprt.serve.instances.scale_metrics import ScaleCollector
+from eprt.serve.instances.scaler import Scaler
+from eprt.serve.instances.starter import InstanceStarter
 from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.prepare import Preparer
 from eprt.serve.openai.templates import find_template
@@ -70,11 +73,9 @@ class Frontend:
         metrics = RequestMetrics(options.tiers)
         self._groups: dict[str, GroupServices] = {}  # by instance; "": the server is one
         self._pool: RankPool | Fleet
+        self._http = socket.socket(fileno=config.http_fd)
         if options.num_instances:
-            self._pool = fleet = Fleet(config, metrics, on_drain=self.drain)
-            fleet.on_instance.append(self._serve_instance)
-            fleet.on_left.append(lambda instance: self._groups.pop(instance.name.name).end())
-            metrics.registry.register(InstanceCollector(fleet, options))
+            self._pool = self._make_fleet(config, metrics)
         else:
             self._pool = pool = RankPool(config, metrics, on_drain=self.drain)
             self._groups[""] = group = GroupServices(options, pool)
@@ -88,10 +89,8 @@ class Frontend:
         model_dir = options.engine.model_dir
         tokenizer = None if options.skip_tokenizer_init else Tokenizer(model_dir)
         template = find_template(model_dir, tokenizer, options.chat_template) if tokenizer else None
-        formats = ModelFormats()
-        if tokenizer is not None:
-            parsers = options.tool_call_parser, options.reasoning_parser
-            formats = ModelFormats.from_checkpoint(tokenizer, template, *parsers)
+        parsers = options.tool_call_parser, options.reasoning_parser
+        formats = ModelFormats.from_checkpoint(tokenizer, template, *parsers) if tokenizer else ModelFormats()
         preparer = Preparer(
             options.model_name,
             tokenizer,
@@ -102,7 +101,6 @@ class Frontend:
             defaults=read_sampling_defaults(options.engine),
             trusts_templates=options.trust_request_chat_template,
         )
-        self._http = socket.socket(fileno=config.http_fd)
         self._notify_fd, self._board_fd = config.notify_fd, config.board_fd
         api = Api(options, self._pool, preparer, self._groups, config.keys)
         self._has_key = bool(config.keys.clients)
@@ -125,6 +123,17 @@ class Frontend:
         )
         self._signalled: set[int | None] = set()
         self._hurry = asyncio.Event()
+
+    def _make_fleet(self, config: FrontendConfig, metrics: RequestMetrics) -> Fleet:
+        options = config.options
+        fleet = Fleet(config, metrics, on_drain=self.drain)
+        fleet.on_instance.append(self._serve_instance)
+        fleet.on_left.append(lambda instance: self._groups.pop(instance.name.name).end())
+        fleet.starter = InstanceStarter(options, self._url(), self._http.getsockname()[1])
+        self._scaler = Scaler(fleet, options) if options.scale != "off" else None
+        for collector in (InstanceCollector(fleet, options), ScaleCollector(self._scaler)):
+            metrics.registry.register(collector)
+        return fleet
 
     def _serve_instance(self, instance: Instance) -> None:
         """An instance begins to load; a predecessor of its name is lost."""
@@ -163,7 +172,7 @@ class Frontend:
     def _watches(self) -> Sequence[Coroutine]:
         """What looks after the ranks until the end."""
         if isinstance(self._pool, Fleet):
-            return [self._pool.watch()]
+            return [self._pool.watch(), *([self._scaler.run()] if self._scaler is not None else [])]
         self._groups[""].start()
         elasticity = self._pool.elasticity
         watches = [elasticity.watch_processes()]
@@ -176,13 +185,11 @@ class Frontend:
         if self._notify_fd is not None:
             with contextlib.suppress(BrokenPipeError):  # the launcher is gone
                 os.write(self._notify_fd, SERVING)
-        host, port = self._http.getsockname()[:2]
-        host = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         num = self._pool.num_ranks
         name, ranks = self._options.model_name, f"{num} rank{'' if num == 1 else 's'}"
         if isinstance(self._pool, Fleet):
             print(f"eprt instances: {', '.join(map(str, self._pool.living))}", flush=True)
-        url = f"http{'s' if self._options.ssl_certfile else ''}://{host}:{port}"
+        url = self._url()
         print(f"eprt serving {name} on {url}, {ranks}", flush=True)
         tell_service_manager(f"serving {name} on {url}, {ranks}", "READY=1")
         path, asks = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
@@ -191,6 +198,11 @@ class Frontend:
         key = " -H 'Authorization: Bearer KEY'" if self._has_key else ""
         body = f'{{"model": "{name}", {asks}}}'
         print(f"    curl {url}/v1/{path}{key} -d '{body}'", flush=True)
+
+    def _url(self) -> str:
+        host, port = self._http.getsockname()[:2]
+        host = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        return f"http{'s' if self._options.ssl_certfile else ''}://{host}:{port}"
 
     # -- leaving --
 

@@ -3,6 +3,7 @@
 import argparse
 
 from eprt.serve.options import OptionError, ServeOptions
+from eprt.serve.start_command import check_command
 
 BALANCES = ("step", "kv", "batch")
 # field -> flag, of those that say nothing without instances
@@ -12,6 +13,7 @@ _DETAILS = {
     "local_prefill_tokens": "--local-prefill-tokens",
     "handoff_timeout_s": "--handoff-timeout",
     "decode_balance": "--decode-balance",
+    "start_instance_command": "--start-instance-command",
 }
 
 
@@ -38,6 +40,9 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
     text = "which decode instance goes on: the one with the fastest next step (step, default), the least cached tokens "
     text += "(kv) or the fewest requests (batch) on its fullest rank"
     add("--decode-balance", metavar="HOW", help=text)
+    text = "what starts a further instance, which then joins, as 'systemctl start eprt@{role}'; its words may have "
+    text += "{role}, {ranks} and {url}; default: this server's launcher starts it"
+    add("--start-instance-command", metavar="COMMAND", help=text)
 
 
 def check_instances(args: argparse.Namespace) -> None:
@@ -71,6 +76,11 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise OptionError(f"{flag} {value}: must be at least {least}")
     if not 0 < args.handoff_timeout_s <= 86400:
         raise OptionError(f"--handoff-timeout {args.handoff_timeout_s:g}: must be above 0 and at most 86400")
+    if args.start_instance_command is not None:
+        try:
+            check_command(args.start_instance_command)
+        except ValueError as error:
+            raise OptionError(f"--start-instance-command {error}") from None
     if args.decode_balance not in BALANCES:
         raise OptionError(
             f"--decode-balance {args.decode_balance}: must be {', '.join(BALANCES[:-1])} or {BALANCES[-1]}"

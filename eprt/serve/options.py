@@ -71,6 +71,13 @@ class ServeOptions:
     handoff_timeout_s: float = 30.0  # how long pages are held; then the decode instance computes them itself
     tiers: tuple[Tier, ...] = ()  # of service, in the order in which they go first; empty: all requests are alike
     default_tier: str = ""  # of requests that name none; "": the last
+    start_instance_command: str | None = None  # what starts a further instance; None: the launcher
+    scale: str = "off"  # "auto": instances are started and retired by predicted times; "advise": that is only said
+    scale_prefill: tuple[int, int] | None = None  # fewest and most instances; None: from 1 to twice those of the start
+    scale_decode: tuple[int, int] | None = None
+    scale_target: tuple[float, float] | None = None  # seconds to a first token, and per token; None: scaler.py
+    scale_window_s: float = 5.0
+    scale_cooldown_s: float = 60.0  # after a change until the next
     decode_balance: str = "step"  # how a decode instance is chosen: by "step", "kv" or "batch" (instances/scores.py)
 
     @property

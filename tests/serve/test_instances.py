@@ -175,5 +175,19 @@ def test_tiers_are_answered_and_counted(instances):
     assert 'eprt_tier_requests_total{outcome="met",tier="max"} 2.0' in metrics
 
 
+def test_an_instance_is_started_by_a_request_and_retired(instances):
+    url = f"{instances.url}/v1/eprt/instances"
+    refused = httpx.post(url, json={"role": "chief"}, timeout=PATIENCE_S)
+    assert refused.status_code == 400 and "must be prefill or decode" in refused.text
+    started = httpx.post(url, json={"role": "prefill"}, timeout=PATIENCE_S)
+    assert started.status_code == 202, started.text
+    wait_until(lambda: state_of(instances, "prefill-1") == "ready", "the fourth instance")
+    assert document(instances)["starting"] == []
+    assert httpx.delete(f"{url}/prefill-1", timeout=PATIENCE_S).status_code == 202
+    wait_until(lambda: state_of(instances, "prefill-1") is None, "its end")
+    again = httpx.delete(f"{url}/prefill-1", timeout=PATIENCE_S)
+    assert again.status_code == 404 and "there are prefill-0, decode-0, decode-1" in again.text
+
+
 def state_of(server: RunningServer, name: str) -> str | None:
     return {one["name"]: one["state"] for one in document(server)["instances"]}.get(name)

@@ -95,7 +95,7 @@ class Api:
             Route("/v1/eprt/load", self.load),
             Route("/v1/eprt/placement", self.placement),
             *DiagnosisRoutes(self._group, self._bodies, self._make_page).routes,
-            *InstanceRoutes(self._pool).make_routes(),
+            *InstanceRoutes(self._pool, self._bodies).make_routes(),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
             Route("/v1/eprt/ranks", self.ranks),
             Route("/v1/eprt/ranks/{rank:int}/retire", self.retire, methods=["POST"]),

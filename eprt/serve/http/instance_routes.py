@@ -4,28 +4,38 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from eprt.serve.errors import ApiError
+from eprt.serve.errors import ApiError, invalid, quoted, shortened, unsupported
+from eprt.serve.http.bodies import Bodies
 from eprt.serve.http.responses import JsonResponse
 from eprt.serve.instances.document import instances_document
 from eprt.serve.instances.fleet import Fleet
+from eprt.serve.openai.parsing import given_fields
+from eprt.serve.options import ROLES
 from eprt.serve.ranks.pool import RankPool
+
+_MOST_RANKS = 1024
 
 
 class InstanceRoutes:
     """Of one server, which may be one group of ranks."""
 
-    def __init__(self, pool: RankPool | Fleet):
-        self._pool = pool
+    def __init__(self, pool: RankPool | Fleet, bodies: Bodies):
+        self._pool, self._bodies = pool, bodies
 
     def make_routes(self) -> list[Route]:
         return [
-            Route("/v1/eprt/instances", self.instances),
+            Route("/v1/eprt/instances", self.instances, methods=["GET", "POST"]),
             Route("/v1/eprt/instances/{instance:str}", self.retire_instance, methods=["DELETE"]),
         ]
 
     async def instances(self, request: Request) -> Response:
-        """Each instance: its role, state and load; and what was handed from one to another."""
-        return JsonResponse(instances_document(self._fleet()))
+        """Each instance: its role, state and load; and what was handed from one to another. POST: start one more."""
+        fleet = self._fleet()
+        if request.method == "POST":
+            async with self._bodies.read(request) as body:
+                await fleet.start_instance(*parse_start(body))
+            return JsonResponse(instances_document(fleet), status_code=202)
+        return JsonResponse(instances_document(fleet))
 
     def _fleet(self) -> Fleet:
         if isinstance(self._pool, Fleet):
@@ -38,3 +48,19 @@ class InstanceRoutes:
         fleet = self._fleet()
         fleet.retire_instance(request.path_params["instance"])
         return JsonResponse(instances_document(fleet), status_code=202)
+
+
+def parse_start(body: bytes) -> tuple[str, int | None]:
+    """Role and ranks of {"role": "prefill", "ranks": 2}; None: as many as others of the role have. ApiError."""
+    given = given_fields(body)
+    for name in given:
+        if name not in ("role", "ranks"):
+            raise unsupported(shortened(name), f"unknown field {quoted(name)}; there are role and ranks")
+    if "role" not in given:
+        raise invalid("role", f"role is missing; give {' or '.join(ROLES)}", code="missing_required_parameter")
+    role, ranks = given["role"], given.get("ranks")
+    if role not in ROLES:
+        raise invalid("role", f"role={quoted(role)}: must be {' or '.join(ROLES)}")
+    if ranks is not None and (type(ranks) is not int or not 1 <= ranks <= _MOST_RANKS):
+        raise invalid("ranks", f"ranks={quoted(ranks)}: must be an integer in 1..{_MOST_RANKS}")
+    return role, ranks

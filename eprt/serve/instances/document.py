@@ -10,12 +10,17 @@ SCHEMA = "eprt.instances/1"
 
 
 def instances_document(fleet: Fleet) -> dict[str, Any]:
-    return {
+    document = {
         "schema": SCHEMA,
         "instances": [_instance(fleet, each) for each in fleet.instances.values()],
+        "starting": [
+            {"role": one.role, "name": one.name or None, "ranks": one.num_ranks}
+            for one in (fleet.starter.pending if fleet.starter is not None else ())
+        ],
         "instances_lost": fleet.num_lost,
         "handoffs": {"under_way": len(fleet.handoffs.offers), **asdict(fleet.handoffs.counts)},
     }
+    return document if fleet.scale_document is None else {**document, "scale": fleet.scale_document()}
 
 
 def _instance(fleet: Fleet, instance: Instance) -> dict[str, Any]:

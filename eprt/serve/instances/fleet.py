@@ -21,6 +21,7 @@ from eprt.serve.errors import ApiError, print_line, unavailable
 from eprt.serve.instances.chooser import Chooser
 from eprt.serve.instances.handoffs import Handoffs
 from eprt.serve.instances.instance import Instance
+from eprt.serve.instances.starter import InstanceStarter
 from eprt.serve.options import ROLES, FrontendConfig, InstanceName
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.connection import RankConnection
@@ -48,7 +49,12 @@ class Fleet:
         self.instances: dict[str, Instance] = {}  # the latest of each name, in the order of the flags
         self.num_lost = 0
         self.on_instance: list[Callable[[Instance], None]] = []  # called with each new one
+        self.starter: InstanceStarter | None = None  # of further instances; None: nobody starts any
+        self.scale_document: Callable[[], dict[str, object]] | None = None  # what the planner says; None: there is none
         self.on_left: list[Callable[[Instance], None]] = []  # with each that has left
+        # Called with the instance that begins a request, and its predicted time to first token: now, and if it were
+        # alone there.
+        self.on_prediction: Callable[[Instance, float, float], None] = lambda instance, now_s, alone_s: None
         self.chooser = Chooser(lambda: self.living, config.options)
         self.handoffs = Handoffs(self.chooser, config.options.handoff_timeout_s)
         self._on_drain = on_drain
@@ -73,6 +79,8 @@ class Fleet:
             await asyncio.sleep(_LOOK_S)
             self.handoffs.give_up_late()
             self._give_up_stopped()
+            if self.starter is not None:
+                self.starter.drop_failed()
 
     def _give_up_stopped(self) -> None:
         """A rank that was stopped (SIGSTOP) is lost, and must not go on later. One that hangs in a step is noticed by
@@ -140,7 +148,8 @@ class Fleet:
                 instance, hands_over = chosen
                 if tier is not None:
                     self.chooser.check_tier(tier, instance, token_ids, cache_key)
-                _, charged, uncached = instance.pool.router.predict(token_ids, cache_key)
+                rank, charged, uncached = instance.pool.router.predict(token_ids, cache_key)
+                self.on_prediction(instance, *instance.forecast.first_token_times(rank, tier, uncached))
                 sequences = instance.pool.sequences
                 adds = sequences.start(generation, [(token_ids, params)], cache_key, hands_over)
                 begun.append((instance, adds, charged + uncached))
@@ -206,6 +215,8 @@ class Fleet:
         pool.name = f"{name.name}, "
         pool.handoffs = self
         instance = Instance(name, pool, first_rank)
+        if self.starter is not None:
+            self.starter.on_hello(name.name, name.role, [each for each, _, _ in self._options.instance_plan])
         for listener in self.on_instance:
             listener(instance)
         return instance
@@ -281,7 +292,15 @@ class Fleet:
             self.set_state("lost", instance.pool.reason)
             self.ended.set()
 
-    # -- leaving --
+    # -- coming and leaving --
+
+    async def start_instance(self, role: str, num_ranks: int | None = None) -> None:
+        """Has one more instance started. num_ranks: None for as many as others of the role have. ApiError says why
+        none comes."""
+        self.check_open()
+        if self.starter is None:
+            raise ApiError(500, f"no {role} instance was started: nobody here can", code="start_failed")
+        await self.starter.start(role, num_ranks)
 
     def retire_instance(self, name: str) -> None:
         """Lets an instance leave once its requests have ended, or after the drain's time, moved. ApiError says why

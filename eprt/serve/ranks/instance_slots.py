@@ -1,7 +1,7 @@
 """InstanceSlots: the processes of a server's instances on one host; an instance that was lost is started again whole.
 
-Instances that another shell has started (`eprt join --role`) have names here, and no more: their ranks are that
-shell's. Knows nothing of the frontend, nor of what instances do.
+Further ones are started when they are asked for. Instances that another shell has started (`eprt join --role`) have
+names here, and no more: their ranks are that shell's. Knows nothing of the frontend, nor of what instances do.
 """
 
 import itertools
@@ -77,17 +77,36 @@ class InstanceSlots:
         place.slots = RankSlots(config, place.board)
         place.slots.start_all()
 
-    # -- instances of other shells --
+    # -- further instances --
+
+    def start_instance(self, role: str, num_ranks: int) -> tuple[str, list[int]]:
+        """A further instance of this launcher: its name, and its processes. It has the name of one of as many ranks
+        that has ended, if there is one."""
+        self._forget_joiners()
+        place = next((one for one in self._places.values() if _is_free(one, role, num_ranks)), None)
+        if place is None or place.name in self._joined:
+            name = self._free_name(role)
+            place = _Place(name, role, num_ranks, self._num_ranks + self._num_joined_ranks)
+            self._places[name] = place
+        self._start(place)
+        assert place.slots is not None, "it has just been started"
+        return place.name, list(place.slots.pid_of_rank.values())
+
+    def _forget_joiners(self) -> None:
+        self._joined = {name: one for name, one in self._joined.items() if one[0].poll() is None}
+
+    def _free_name(self, role: str) -> str:
+        names = {*self._places, *self._joined}
+        return next(name for k in itertools.count() if (name := f"{role}-{k}") not in names)
 
     def config_of_joiner(self, role: str, num_ranks: int) -> RankConfig:
         """Of the first rank of an instance with the first name that is free."""
-        self._joined = {name: one for name, one in self._joined.items() if one[0].poll() is None}
-        number = next(k for k in itertools.count() if f"{role}-{k}" not in {*self._places, *self._joined})
+        self._forget_joiners()
         before = self._num_ranks + self._num_joined_ranks
         return msgspec.structs.replace(
             self.config,
             num_ranks=num_ranks,
-            instance=InstanceName(f"{role}-{number}", role, os.urandom(8).hex(), num_ranks),
+            instance=InstanceName(self._free_name(role), role, os.urandom(8).hex(), num_ranks),
             first_rank=before,
             num_host_ranks=before + num_ranks,
         )
@@ -125,3 +144,9 @@ class InstanceSlots:
         for place in self._places.values():
             if place.slots is not None:
                 place.slots.send_signal(number)
+
+
+def _is_free(place: _Place, role: str, num_ranks: int) -> bool:
+    """Whether its processes have ended, and no others will come by themselves."""
+    ended = place.slots is None or not place.slots.num_running
+    return (place.role, place.num_ranks) == (role, num_ranks) and ended and place.due_s is None

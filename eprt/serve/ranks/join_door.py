@@ -6,7 +6,8 @@ An abstract unix socket, named by the HTTP port; the kernel tells whose process 
     launcher  {"error": "..."} or {"config": RankConfig}, with the board's descriptor
     joiner    {"pid": of the rank's process}
 
-A whole instance ("role", "num_ranks") brings a board of its own, and gets a name.
+A whole instance ("role", "num_ranks") brings a board of its own, and gets a name. With "by_launcher" the launcher
+starts its ranks itself, and answers {"started": name, "pids": [...]}: so asks the frontend.
 
 Knows nothing of the frontend, which must accept the rank too.
 """
@@ -38,11 +39,14 @@ class JoinRequest(msgspec.Struct, frozen=True):
     model: str | None  # its fingerprint; None: the server's own directory
     role: str | None = None  # of a whole instance (--role), of num_ranks ranks; None: a rank
     num_ranks: int = 1
+    by_launcher: bool = False  # of a whole instance: the launcher starts it
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
     error: str | None = None
     config: RankConfig | None = None
+    started: str | None = None  # name of an instance that the launcher has started
+    pids: list[int] = []  # of its ranks
 
 
 class JoinedProcess(msgspec.Struct, frozen=True):
@@ -146,6 +150,10 @@ class JoinDoor:
             error = "this server has instances: give --role prefill or --role decode"
         if error is not None or request.role is None:
             send_line(sock, JoinAnswer(error=error))
+            return
+        if request.by_launcher:
+            name, pids = slots.start_instance(request.role, request.num_ranks)
+            send_line(sock, JoinAnswer(started=name, pids=pids))
             return
         config = slots.config_of_joiner(request.role, request.num_ranks)
         send_line(sock, JoinAnswer(config=config))

@@ -64,6 +64,11 @@ class Forecast:
         ahead = self.backlog.tokens_ahead(rank, tier)
         return self._first.predict_s(ahead + num_tokens) + self._wait_for_row_s(rank, tier, 1)
 
+    def first_token_times(self, rank: int, tier: Tier | None, num_tokens: int) -> tuple[float, float]:
+        """As first_token_s(), and the same if the sequence were alone here."""
+        now_s = self.first_token_s(rank, tier.rank if tier else 0, num_tokens)
+        return now_s, self._first.predict_s(num_tokens)
+
     def _wait_for_row_s(self, rank: int, tier: int, num_more: int) -> float:
         """Until so many sequences have ended that one of this tier runs."""
         num_over = self.backlog.rows_ahead(rank, tier) + num_more - self._max_running
@@ -81,7 +86,7 @@ class Forecast:
 
     def check_first_token(self, tier: Tier, rank: int, num_tokens: int) -> None:
         """ApiError 429 where a sequence that comes now gets its first token too late, and a later one would not."""
-        late_s, alone_s = self.first_token_s(rank, tier.rank, num_tokens), self._first.predict_s(num_tokens)
+        late_s, alone_s = self.first_token_times(rank, tier, num_tokens)
         if alone_s <= tier.ttft_s < late_s:
             raise _busy(tier, f"the first token would come after {late_s:.3g} s", tier.ttft_s, late_s - tier.ttft_s)
 

@@ -86,3 +86,26 @@ def test_signals_reach_all(started):
     slots = make_slots()
     slots.send_signal(signal.SIGKILL)
     assert {end.instance for end in reap(slots, 3)} == {"prefill-0", "decode-0"} and slots.num_running == 0
+
+
+def test_further_instances_take_the_names_of_those_that_have_ended(started):
+    slots = make_slots()
+    name, pids = slots.start_instance("prefill", 1)
+    assert name == "prefill-1" and pids == [started[3][1].pid]
+    config = started[3][0]
+    assert (config.first_rank, config.num_ranks, config.num_host_ranks) == (3, 1, 4)
+    assert config.instance.incarnation != started[0][0].instance.incarnation
+    assert slots.start_instance("prefill", 2)[0] == "prefill-2"
+    started[3][1].kill()
+    reap(slots, 1)
+    assert slots.start_instance("prefill", 2)[0] == "prefill-3", "the one that has ended had one rank"
+    assert slots.start_instance("prefill", 1)[0] == "prefill-1"
+    end = reap_one(slots, started[2][1])
+    slots.plan_restart(end)
+    assert slots.start_instance("decode", 1)[0] == "decode-1", "decode-0 comes back by itself"
+
+
+def reap_one(slots: InstanceSlots, process: subprocess.Popen):
+    process.kill()
+    (end,) = reap(slots, 1)
+    return end
