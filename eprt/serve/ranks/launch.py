@@ -70,6 +70,9 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
         return 0
     if status < 0 and not caught_s:
         print_line(f"eprt: mpirun (pid {mpirun.pid}) was lost: killed by signal {-status}; the ranks drain and stop")
+    if status == 1 and not caught_s:
+        why = "a rank did, as told above, or mpirun was told to stop"
+        print_line(f"eprt: mpirun (pid {mpirun.pid}) has ended with status 1: {why}")
     return status if status >= 0 else 128 - status
 
 

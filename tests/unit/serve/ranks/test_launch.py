@@ -126,3 +126,12 @@ def test_an_mpirun_that_is_killed_is_told_of(tmp_path, monkeypatch, capfd):
     assert told.startswith("eprt: mpirun (pid ") and told.endswith(
         "was lost: killed by signal 9; the ranks drain and stop\n"
     )
+
+
+@pytest.mark.parametrize(("status", "told"), [(0, False), (1, True), (2, False)])
+def test_an_mpirun_that_was_told_to_stop_does_not_end_in_silence(monkeypatch, capfd, status, told):
+    """It answers SIGTERM with status 1 and no word. With 2 a rank has said what is wrong with the flags."""
+    monkeypatch.setattr(launch, "mpirun_command", lambda *arguments: ["/bin/sh", "-c", f"exit {status}"])
+    engine: Any = None
+    assert launch.launch(ServeOptions(engine, "model", num_ranks=2, port=0), []) == status
+    assert ("has ended with status 1: a rank did" in capfd.readouterr().err) == told
