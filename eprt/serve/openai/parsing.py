@@ -17,6 +17,7 @@ from eprt.serve.openai import unserved
 from eprt.serve.openai.protocol import ChatRequest, CompletionRequest
 from eprt.serve.openai.unserved import Unserved
 
+_OPTIONAL_OBJECTS = ("guided_choice", "response_format", "stream_options", "thinking", "tool_choice")
 _NONE: Mapping[str, Unserved] = MappingProxyType({})
 
 _Request = TypeVar("_Request", CompletionRequest, ChatRequest)
@@ -45,16 +46,23 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def chat_request(raw: Any) -> ChatRequest:
     """The same, of a body that another API's request was turned into."""
-    request = parse_struct(raw, ChatRequest, _CHAT)
+    request = parse_struct(_without_empty(raw), ChatRequest, _CHAT)
     request.check()
     return request
 
 
 def _parse(body: bytes, kind: type[_Request], others: Mapping[str, Unserved]) -> _Request:
     """Raises ApiError 400 naming the field and its value."""
-    request = parse_struct(decode_body(body), kind, others)
+    request = parse_struct(_without_empty(decode_body(body)), kind, others)
     request.check()
     return request
+
+
+def _without_empty(raw: Any) -> Any:
+    """The body without those of its fields that, empty, ask for nothing, and yet have no such value."""
+    if not isinstance(raw, dict):
+        return raw
+    return {name: value for name, value in raw.items() if value not in ([], {}) or name not in _OPTIONAL_OBJECTS}
 
 
 def parse_struct(raw: Any, kind: type[_Struct], others: Mapping[str, Unserved] = _NONE) -> _Struct:

@@ -232,3 +232,13 @@ def test_fields_that_would_change_the_answer_are_refused_unless_they_ask_for_not
     assert refuse(parse_completion, COMPLETION, use_beam_search=True).param == "use_beam_search"
     assert refuse(parse_completion, {}).param == "prompt"
     parse_completion(json.dumps({**COMPLETION, "best_of": 2, "n": 2, "suffix": ""}).encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("guided_choice", []), ("response_format", {}), ("stream_options", {}), ("thinking", {}), ("tool_choice", {})],
+)
+def test_what_is_empty_asks_for_nothing(name, value):
+    for parse, body in ((parse_chat, CHAT), (parse_completion, COMPLETION)):
+        assert parse(json.dumps({**body, name: value}).encode()) == parse(json.dumps(body).encode())
+    assert refuse(parse_chat, CHAT, **{name: "x"}).param == name
