@@ -126,7 +126,7 @@ def test_neutral_fields_ask_for_no_form(forms, fields):
     "fields, param",
     [
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"name": "x"}}, "response_format.type"),
         ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
@@ -137,7 +137,7 @@ def test_neutral_fields_ask_for_no_form(forms, fields):
         ({"structured_outputs": {"yaml": "x"}}, "structured_outputs.yaml"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
-        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": [1]}, "guided_choice[0]"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
