@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("directory", metavar="DIR", nargs="?", help="holds diagnose_rank*.log")
     parser.add_argument("--url", help="a running server, as http://host:port, instead of a directory")
     parser.add_argument("--api-key", metavar="KEY", help="the API key of that server; default: EPRT_API_KEY")
+    parser.add_argument("--instance", metavar="NAME", default="", help="of a server of several instances: whose")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object (eprt.findings/1)")
     form.add_argument("--text", action="store_true", help="print the findings and the wait matrix")
@@ -122,7 +123,7 @@ def _change_mutes(arguments: argparse.Namespace) -> int:
         mute = Mute(arguments.mute, parse_until(arguments.until, now_s), arguments.note)
         change = MuteChange(mute.place, mute)
     if arguments.url:
-        changed = Client(arguments.url, arguments.api_key).change_mutes(change)
+        changed = _client(arguments).change_mutes(change)
     else:
         changed = MuteFile(Path(arguments.directory) / FILE_NAME).change(change, now_s)
     if change.mute is None:
@@ -140,6 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("give either DIR or --url URL")
     if "" in (arguments.directory, arguments.url):
         parser.error("DIR or URL is empty")
+    if arguments.instance and not arguments.url:
+        parser.error("--instance is for --url: a server's --diagnose-dir has a folder for each instance")
     if arguments.url and (arguments.run is not None or arguments.windows is not None):
         parser.error("--run and --windows are for DIR")
     compared = ("baseline", "save_baseline", "topology")
@@ -185,6 +188,10 @@ def _analyse(arguments: argparse.Namespace) -> Report:
     )
 
 
+def _client(arguments: argparse.Namespace) -> Client:
+    return Client(arguments.url, arguments.api_key, arguments.instance)
+
+
 def _print_findings(arguments: argparse.Namespace) -> int:
     matrices, problems = None, ()
     if not arguments.url:
@@ -192,9 +199,9 @@ def _print_findings(arguments: argparse.Namespace) -> int:
         findings, problems, matrices = report.to_json(), report.problems, report.matrices
         findings["findings"] = with_mutes(findings["findings"], mutes_beside(arguments.directory))
     elif arguments.json:
-        findings = Client(arguments.url, arguments.api_key).findings()
+        findings = _client(arguments).findings()
     else:
-        findings, records, problems = Client(arguments.url, arguments.api_key).windows(-1)
+        findings, records, problems = _client(arguments).windows(-1)
         matrices = WindowSums.from_records(records).matrices() if records else None
     for problem in problems:
         print(f"eprt diagnose: skipped: {problem}", file=sys.stderr)
@@ -209,7 +216,7 @@ def _print_findings(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     if arguments.url:
-        source = ServerSource(Client(arguments.url, arguments.api_key))
+        source = ServerSource(_client(arguments))
     else:
         source = LogSource(
             Path(arguments.directory), arguments.run, arguments.windows, arguments.baseline, arguments.topology

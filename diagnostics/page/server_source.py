@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from ..log.events import WindowRecord
 from ..mutes import MuteChange
@@ -37,12 +38,18 @@ class ServerError(Exception):
 
 
 class Client:
-    """Asks the server. url: as the server announced it, http://host:port."""
+    """Asks the server.
 
-    def __init__(self, url: str, api_key: str | None = None):
+    Args:
+        url: as the server announced it, http://host:port.
+        instance: of a server of several: whose diagnosis; "": the server is one group of ranks.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, instance: str = ""):
         if not url.startswith(("http://", "https://")):
             raise ServerError(f"--url {url}: must begin with http:// or https://")
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._instance = f"instance={quote(instance, safe='')}" if instance else ""
         self._api_key = api_key or os.environ.get("EPRT_API_KEY") or None
 
     def get(self, path: str) -> Any:
@@ -56,8 +63,13 @@ class Client:
             until = datetime.fromtimestamp(change.mute.until, UTC).isoformat()
             fields |= {"until": until, "note": change.mute.note}
         headers = {"accept": "application/json", "content-type": "application/json"}
-        reply = self._ask(urllib.request.Request(self.url + _MUTES, json.dumps(fields).encode(), headers))
+        reply = self._ask(
+            urllib.request.Request(self.url + self._of_instance(_MUTES), json.dumps(fields).encode(), headers)
+        )
         return bool(reply["changed"])
+
+    def _of_instance(self, path: str) -> str:
+        return f"{path}{'&' if '?' in path else '?'}{self._instance}" if self._instance else path
 
     def _ask(self, request: urllib.request.Request) -> Any:
         if self._api_key:
@@ -76,13 +88,13 @@ class Client:
 
     def findings(self) -> dict[str, Any]:
         """eprt.findings/1 of the last ten minutes of work."""
-        reply = self._checked(self.get("/v1/eprt/diagnose"))
+        reply = self._checked(self.get(self._of_instance("/v1/eprt/diagnose")))
         reply.pop("records", None)
         return reply
 
     def windows(self, since: int) -> tuple[dict[str, Any], list[WindowRecord], list[str]]:
         """Findings, the records of the windows after `since` (-1: all that the server remembers), and problems."""
-        reply = self.get(f"/v1/eprt/diagnose?since={since}")
+        reply = self.get(self._of_instance(f"/v1/eprt/diagnose?since={since}"))
         lines = reply.pop("records", None) if isinstance(reply, dict) else None
         if not isinstance(lines, list):
             raise ServerError(f"{self.url} does not send its windows; is it an older version?")

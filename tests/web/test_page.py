@@ -2,8 +2,11 @@
 
 import pytest
 from eprt.diagnostics import WindowWriter
+from eprt.diagnostics.mutes import with_mutes
+from eprt.diagnostics.page.kept_source import KeptSource
 from eprt.diagnostics.page.log_source import LogSource
 
+from eprt.serve.tiers.metrics import OUTCOMES
 from tests.web.actions import choose_window, download, point_at, text
 from tests.web.conftest import open_log, served, wait_until
 from tests.web.logs import make_window, write_log
@@ -188,3 +191,100 @@ def test_runs_and_joined_windows_are_named(open_page, tmp_path, monkeypatch):
         wait_until(lambda: text(page, "#tooltip") != before, "the tooltip tells of the window before")
         page.click("#problems summary")
         assert "started 2 times" in text(page, "#problems")
+
+
+INSTANCES = {
+    "schema": "eprt.instances/1",
+    "instances": [
+        {
+            "name": name,
+            "role": name.split("-")[0],
+            "state": state,
+            "since_s": 0,
+            "ranks": [{"rank": rank, "pid": 1, "host": "h"} for rank in ranks],
+            "sequences": 5,
+            "tokens": 1000,
+            "running": 4,
+            "waiting": 1,
+            "held": 2,
+            "arriving": 3,
+            "kv_pages": 1000,
+            "kv_pages_used": 250,
+            "prefill_tokens_per_s": 4000.0,
+            "predicted_step_s": {"step": 0.01, "row": 0.001, "token": 0.000001},
+        }
+        for name, state, ranks in (
+            ("prefill-0", "ready", (0, 1)),
+            ("decode-0", "ready", (2,)),
+            ("decode-1", "lost", (3,)),
+        )
+    ],
+    "instances_lost": 1,
+    "handoffs": {
+        "under_way": 2,
+        "oldest": [{"request": "7", "from": "prefill-0", "to": "decode-0", "pages": 9, "bytes": 73728, "age_s": 0.25}],
+        "num_done": 10,
+        "num_pulled": 30,
+        "num_shared": 10,
+        "num_failed": 1,
+        "num_late": 0,
+        "num_replayed": 2,
+        "wait_s": 0.5,
+    },
+    "tiers": [
+        {
+            "name": "max",
+            "ttft_s": 1.0,
+            "itl_s": 0.03,
+            "sequences": 3,
+            "requests": dict.fromkeys(OUTCOMES, 0) | {"met": 9, "slow_tokens": 1, "aborted": 5},
+            "tokens": dict.fromkeys(OUTCOMES, 0) | {"met": 900},
+        }
+    ],
+}
+
+
+def hanging(rank: int) -> dict:
+    """A finding that lasts, as a server tells of it."""
+    fields = {"kind": "hang", "rank": rank, "src": None, "dst": None, "cause": "stopped", "nodes": [], "tier": None}
+    times = {"first_window": 2, "last_window": 5, "t_start": 1_760_000_020.0, "t_end": None, "active": True}
+    words = {"evidence": "rank 5 has given no heartbeat for 9 s", "advice": "on h: kill -CONT 77 lets it go on"}
+    cost = {"lost": 1.0, "us_per_call": None, "step_ms": None}
+    return {"score": 9.0, "ratio": 0.0, "confidence": 0.999, **fields, **times, **words, "cost": cost}
+
+
+def test_a_server_shows_what_hangs_its_instances_and_its_tiers(open_page, monkeypatch):
+    monkeypatch.setattr(KeptSource, "instances", lambda source: INSTANCES)
+    source = KeptSource("a server", 8, 100)
+    source.add_records([record for window in range(6) for record in make_window(window, 8, 4)])
+    path = {**hanging(5), "kind": "path", "rank": None, "nodes": [0, 1], "cause": "comm", "ratio": 4.0, "cost": None}
+    path["evidence"] = "links between nodes 0 and 1 are 4x their usual"
+    told = {"schema": "eprt.findings/1", "num_ranks": 8, "windows": 6}
+    source.set_findings({**told, "findings": with_mutes([hanging(5), path], [])})
+    with served(source) as server:
+        page = open_page(server.url)
+        assert "Rank 5 hangs" in text(page, "#banner") and "kill -CONT 77" in text(page, "#banner")
+        assert "newest window" in text(page, "#age")
+        first = page.locator("#finding-list li").first.inner_text()
+        assert "costs everything" in first and "The path between nodes 0 and 1" in text(page, "#finding-list")
+        marked = wait_until(lambda: page.locator("#marks").evaluate(MARKED), "the marks of both")
+        page.keyboard.press("j")
+        wait_until(lambda: page.locator("#marks").evaluate(MARKED) > marked, "the hang's column, chosen")
+        legend, foot = (page.locator(name).bounding_box() for name in ("#legend", "footer"))
+        assert legend["y"] + legend["height"] <= foot["y"], "the banner takes nothing off the first screen"
+        cards = page.locator(".instance").all_inner_texts()
+        for card, words in zip(
+            cards, (("prefill-0", "ready", "ranks 0–1", "held"), ("decode-0", "15 ms", "250 of"), ("decode-1", "lost"))
+        ):
+            assert all(word in card.replace("\u202f", " ") for word in words), (card, words)
+        on_the_way = text(page, "#on-their-way")
+        for words in (
+            "2 requests on their way",
+            "9 pages, 72 KiB",
+            "250 ms",
+            "50 ms each",
+            "25 % were there",
+            "1 younger",
+        ):
+            assert words in on_the_way, words
+        assert "90 % of 10" in text(page, "[data-tier=max]") and "1 slow tokens" in text(page, "[data-tier=max]")

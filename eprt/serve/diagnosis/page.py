@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from eprt.diagnostics.mutes import MuteChange
 from eprt.diagnostics.page.kept_source import KeptSource
@@ -32,7 +32,7 @@ class LiveSource(KeptSource):
 
     Args:
         has_admin_key: whether a browser can show that it may change the server.
-        instances: eprt.instances/1; None: the server is one group of ranks.
+        instances: gives eprt.instances/1, or None where there is nothing of it.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LiveSource(KeptSource):
         name: str,
         diagnosis: Diagnosis,
         has_admin_key: bool,
-        instances: Callable[[], dict[str, Any]] | None,
+        instances: Callable[[], dict[str, Any] | None] | None,
     ):
         super().__init__(name, diagnosis.findings()["num_ranks"], _MOST_WINDOWS)
         self.asks_for_key, self._diagnosis, self._instances = has_admin_key, diagnosis, instances
@@ -70,16 +70,12 @@ class DiagnosisPage:
         diagnosis: Diagnosis,
         is_open: Callable[[], bool],
         has_admin_key: bool = False,
-        instances: Callable[[], dict[str, Any]] | None = None,
+        instances: Callable[[], dict[str, Any] | None] | None = None,
     ):
         self._diagnosis, self._is_open = diagnosis, is_open
         self._has_admin_key, self._instances = has_admin_key, instances
         self._page: tuple[Page, LiveSource] | None = None  # once somebody looks
         self._seen: tuple[int, int] | None = None
-
-    async def redirect(self, request: Request) -> Response:
-        """The page's own addresses are relative to page/."""
-        return RedirectResponse("page/")
 
     async def reply(self, request: Request) -> Response:
         path = request.path_params["path"]

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, cast
 
 from starlette.applications import Starlette
@@ -30,7 +31,7 @@ from eprt.serve.http.entrance import Entrance, error_response
 from eprt.serve.http.instance_routes import InstanceRoutes
 from eprt.serve.http.other_apis import refusal
 from eprt.serve.http.responses import EventStream, JsonResponse, unless_disconnected
-from eprt.serve.instances.document import instances_document
+from eprt.serve.instances.document import group_document, instances_document
 from eprt.serve.instances.fleet import Fleet
 from eprt.serve.keys import NO_KEYS, ServerKeys
 from eprt.serve.openai.answer import Answer
@@ -94,7 +95,7 @@ class Api:
             Route("/v1/messages/count_tokens", self.count_message_tokens, methods=["POST"]),
             Route("/v1/eprt/load", self.load),
             Route("/v1/eprt/placement", self.placement),
-            *DiagnosisRoutes(self._group, self._bodies, self._make_page).routes,
+            *DiagnosisRoutes(self._groups, self._group, self._bodies, self._make_page).routes,
             *InstanceRoutes(self._pool, self._bodies).make_routes(),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
             Route("/v1/eprt/ranks", self.ranks),
@@ -280,9 +281,9 @@ class Api:
         return self._groups[name]
 
     def _make_page(self, diagnosis: Diagnosis) -> DiagnosisPage:
-        fleet = self._pool if isinstance(self._pool, Fleet) else None
-        instances = None if fleet is None else lambda: instances_document(fleet)
-        return DiagnosisPage(diagnosis, lambda: self._pool.state == "serving", bool(self._keys.admins), instances)
+        pool = self._pool
+        document = partial(instances_document, pool) if isinstance(pool, Fleet) else partial(group_document, pool)
+        return DiagnosisPage(diagnosis, lambda: pool.state == "serving", bool(self._keys.admins), document)
 
     # -- expert parallelism --
 

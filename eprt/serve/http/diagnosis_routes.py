@@ -1,12 +1,12 @@
 """DiagnosisRoutes: the routes of findings, mutes, and the page. Knows nothing of what a finding is (diagnosis/)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from eprt.serve.diagnosis.diagnosis import Diagnosis
@@ -21,6 +21,7 @@ class DiagnosisRoutes:
     """Of one server.
 
     Args:
+        groups: by instance, as they come and go; "": the server is one.
         group_of: of the instance that a request names; ApiError where there is none.
         bodies: reads the bodies of changes.
         make_page: the page of a group's diagnosis.
@@ -28,11 +29,12 @@ class DiagnosisRoutes:
 
     def __init__(
         self,
+        groups: Mapping[str, GroupServices],
         group_of: Callable[[Request], GroupServices],
         bodies: Bodies,
         make_page: Callable[[Diagnosis], DiagnosisPage],
     ):
-        self._group_of, self._bodies, self._make_page = group_of, bodies, make_page
+        self._groups, self._group_of, self._bodies, self._make_page = groups, group_of, bodies, make_page
         self._pages: dict[str, tuple[Diagnosis, DiagnosisPage]] = {}  # by instance, once somebody looks
         self.routes = [
             Route("/v1/eprt/diagnose", self.diagnose),
@@ -65,9 +67,13 @@ class DiagnosisRoutes:
         return JsonResponse({"schema": "eprt.mutes/1", "mutes": mutes})
 
     async def page_redirect(self, request: Request) -> Response:
-        return await self._page(request).redirect(request)
+        """The page's own addresses are relative to page/."""
+        return RedirectResponse("page/")
 
     async def page(self, request: Request) -> Response:
+        """Of the first instance where there are several and none is named: its page leads to the others."""
+        if request.url.path == "/v1/eprt/diagnose/page/" and "" not in self._groups and self._groups:
+            return RedirectResponse(f"/v1/eprt/instances/{min(self._groups)}/diagnose/page/")
         if request.method == "POST":
             self._page(request).check_changes(request)
             return await self._change_mutes(request)

@@ -1,12 +1,18 @@
 """eprt.instances/1: the instances of a server and what goes from one to another, for GET /v1/eprt/instances."""
 
+import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from eprt.serve.instances.fleet import Fleet
+from eprt.serve.instances.handoffs import Offer
 from eprt.serve.instances.instance import Instance
+from eprt.serve.ranks.pool import RankPool
 
 SCHEMA = "eprt.instances/1"
+_MOST_OFFERS = 64  # told one by one
 
 
 def instances_document(fleet: Fleet) -> dict[str, Any]:
@@ -18,9 +24,42 @@ def instances_document(fleet: Fleet) -> dict[str, Any]:
             for one in (fleet.starter.pending if fleet.starter is not None else ())
         ],
         "instances_lost": fleet.num_lost,
-        "handoffs": {"under_way": len(fleet.handoffs.offers), **asdict(fleet.handoffs.counts)},
+        "handoffs": {
+            "under_way": len(fleet.handoffs.offers),
+            "oldest": _oldest_offers(list(fleet.handoffs.offers.values())),
+            **asdict(fleet.handoffs.counts),
+        },
+        "tiers": tiers_document([each.pool for each in fleet.instances.values()]),
     }
     return document if fleet.scale_document is None else {**document, "scale": fleet.scale_document()}
+
+
+def group_document(pool: RankPool) -> dict[str, Any] | None:
+    """The same of a server that is one group of ranks, as the page has it; None without tiers."""
+    tiers = tiers_document([pool])
+    return {"schema": SCHEMA, "instances": [], "instances_lost": 0, "handoffs": None, "tiers": tiers} if tiers else None
+
+
+def tiers_document(pools: Sequence[RankPool]) -> list[dict[str, Any]]:
+    """Each tier: its limits, its sequences that are there now, and what its requests got since the start."""
+    now = sum((pool.sequences.count_tiers() for pool in pools), Counter())
+    counts = pools[0].metrics.tiers.to_json() if pools else []
+    return [{**tier, "sequences": now[tier["name"]]} for tier in counts]
+
+
+def _oldest_offers(offers: Sequence[Offer]) -> list[dict[str, Any]]:
+    now_s = time.monotonic()
+    return [
+        {
+            "request": offer.request_id,
+            "from": str(offer.source),
+            "to": str(offer.target),
+            "pages": len(offer.held.pages),
+            "bytes": len(offer.held.pages) * sum(part.shape[0] * part.shape[2] for part in offer.held.source.parts),
+            "age_s": round(now_s - offer.since_s, 3),
+        }
+        for offer in sorted(offers, key=lambda offer: offer.since_s)[:_MOST_OFFERS]
+    ]
 
 
 def _instance(fleet: Fleet, instance: Instance) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Knows nothing of connections, nor of which ranks take part.
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -133,6 +134,11 @@ class Sequences:
             adds.append((sequence.rank, msgspec.structs.replace(request, seq=self._next_seq(), generated=generated)))
         self.num_moved += len(adds)
         return adds
+
+    def count_tiers(self) -> Counter[str]:
+        """How many sequences of each tier are here, by its name."""
+        tiers = (sequence.generation.tier for sequence in self._running.values())
+        return Counter(tier.name for tier in tiers if tier is not None)
 
     # -- between groups of ranks --
 

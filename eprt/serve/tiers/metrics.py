@@ -4,6 +4,7 @@ Knows nothing of ranks or of HTTP.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -19,6 +20,7 @@ class TierCounts:
     """Of one server. Without tiers nothing is registered."""
 
     def __init__(self, tiers: Sequence[Tier], registry: CollectorRegistry):
+        self._tiers = tuple(tiers)
         if not tiers:
             return
         text = "Requests of the tier; met: within both of its limits"
@@ -55,9 +57,28 @@ class TierCounts:
         self._requests.labels(tier.name, outcome).inc()
         self._tokens.labels(tier.name, outcome).inc(num_tokens)
 
+    def to_json(self) -> list[dict[str, Any]]:
+        """Each tier's limits, and its requests and their tokens by outcome since the start."""
+        requests, tokens = ({}, {}) if not self._tiers else map(_by_label, (self._requests, self._tokens))
+        return [
+            {
+                "name": tier.name,
+                "ttft_s": tier.ttft_s,
+                "itl_s": tier.itl_s,
+                "requests": {outcome: requests[tier.name, outcome] for outcome in OUTCOMES},
+                "tokens": {outcome: tokens[tier.name, outcome] for outcome in OUTCOMES},
+            }
+            for tier in self._tiers
+        ]
+
     def observe_times(self, tier: Tier, ttft_s: float, itl_s: float) -> None:
         self._ttft.labels(tier.name).observe(ttft_s)
         self._itl.labels(tier.name).observe(itl_s)
+
+
+def _by_label(counter: Counter) -> dict[tuple[str, str], int]:
+    samples = (sample for family in counter.collect() for sample in family.samples if sample.name.endswith("_total"))
+    return {(sample.labels["tier"], sample.labels["outcome"]): int(sample.value) for sample in samples}
 
 
 class RequestService:

@@ -1,7 +1,7 @@
 // The list of findings: what is wrong in words, since when, and what to do.
 
 import { $, element } from "./dom.js";
-import { clock, count, times } from "./format.js";
+import { clock, count, digits, times, whole } from "./format.js";
 import { askToMute, muteOf } from "./mutes.js";
 
 const MOST_LISTED = 40;
@@ -79,6 +79,7 @@ export function showFindings(store) {
       const more = `and ${all.length - MOST_LISTED} more, less certain; the JSON download has them all`;
       listed.push(element("li", { class: "more" }, more));
     }
+    for (const { evidence } of report?.early ?? []) listed.push(element("li", { class: "more" }, sentence(evidence)));
     const { finding: focused, mute } = document.activeElement?.dataset ?? {};
     $("finding-list").replaceChildren(...listed);
     const again = [...$("finding-list").querySelectorAll("button")].find(({ dataset }) => dataset.finding === focused && dataset.mute === mute);
@@ -114,7 +115,7 @@ function item(store, finding, k, [first, last]) {
     element(
       "span",
       { class: "finding-facts" },
-      element("b", {}, finding.ratio > 0 ? times(finding.ratio) : "stands still"),
+      element("b", {}, finding.ratio > 0 ? times(finding.ratio) : "holds all up"),
       ` · ${CAUSES[finding.cause] ?? finding.cause} · ${sureness(finding.confidence)}`,
       element("br"),
       lasting + moments(finding),
@@ -143,11 +144,17 @@ function moments({ t_start: begin, t_end: end, burst }) {
 function places(finding) {
   const { host, pid, gpu, cost } = finding;
   const lines = host ? [`${host}, pid ${pid}${gpu ? `, ${gpu}` : ""}`] : [];
-  if (cost?.lost >= 0.005 && cost.us_per_call !== null) {
-    const step = cost.step_ms ? `: a step ${cost.step_ms.toPrecision(3)} ms, ${cost.step_ms_without.toPrecision(3)} ms without` : "";
-    lines.push(`costs ${Math.round(100 * cost.lost)} % of the time${step}`);
-  }
+  lines.push(...costs(cost));
   if (finding.muted_until) lines.push(muteOf(finding));
+  return lines;
+}
+
+function costs(cost) {
+  if (!(cost?.lost >= 0.005)) return [];
+  if (cost.us_per_call === null) return ["costs everything: no step ends meanwhile"];
+  const lines = [`costs ${Math.round(100 * cost.lost)} % of the time`];
+  if (cost.step_ms) lines.push(`a step takes ${digits(cost.step_ms)} ms, ${digits(cost.step_ms_without)} ms without it`);
+  if (cost.tokens_per_s) lines.push(`${whole(cost.tokens_per_s)} tokens/s, ${whole(cost.tokens_per_s_without)} without it`);
   return lines;
 }
 

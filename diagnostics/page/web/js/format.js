@@ -41,6 +41,16 @@ export function roundMicros(value) {
   return value >= 1e3 ? `${amount(value / 1e3)} ms` : `${amount(value)} µs`;
 }
 
+export function seconds(value) {
+  if (value >= 100) return `${whole(value)} s`;
+  return value >= 1 ? `${+value.toPrecision(3)} s` : `${+(1000 * value).toPrecision(3)} ms`;
+}
+
+export function bytes(value) {
+  const power = Math.min(4, Math.floor(Math.log2(Math.max(1, value)) / 10));
+  return `${+(value / 1024 ** power).toPrecision(3)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
 // 12 345: thousands apart by a narrow space.
 export function whole(number) {
   return Math.round(number).toLocaleString("en-US").replaceAll(",", "\u202f");

@@ -150,8 +150,9 @@ function paintBars(pen, { x, y, left, top, side, ratio }, { margins, usualMargin
     return out;
   };
   const [columns, rows] = [bars(x, margins.columns, usualMargins.columns), bars(y, margins.rows, usualMargins.rows)];
-  const all = [...columns, ...rows];
-  const high = roundUp(Math.max(...all.map(({ value }) => value).filter(Number.isFinite), 1e-9));
+  const known = [...columns, ...rows].map(({ value }) => value).filter((value) => value > 0);
+  if (known.length === 0) return;
+  const high = roundUp(Math.max(...known));
   const paints = { long: css("--warm"), short: css("--cool"), "": css("--faint") };
   const length = (value) => Math.min(1, value / high) * most;
   const across = Math.max(1, Math.round(ratio));

@@ -7,6 +7,7 @@ import { downloadJson, downloadPicture } from "./download.js";
 import { Experts, ORDERS } from "./experts.js";
 import { showFindings } from "./findings.js";
 import { count } from "./format.js";
+import { showInstances } from "./instances.js";
 import { listenToKeys } from "./keys.js";
 import { Matrix } from "./matrix.js";
 import { showPickers } from "./pickers.js";
@@ -52,6 +53,7 @@ showFindings(store);
 showDetails(store);
 showPickers(store);
 showPresent(store);
+showInstances();
 listenToKeys(store, new TimeBar(store), toggleTheme);
 for (const form of ["png", "svg"]) $(form).addEventListener("click", () => store.get("shown") && downloadPicture(store, form));
 $("json").addEventListener("click", () => store.get("shown") && downloadJson(store));
@@ -137,6 +139,7 @@ function showState(overview) {
   $("status").textContent = `${count(ranks, "rank")}${nodes > 1 ? ` on ${count(nodes, "node")}` : ""}${runs > 1 ? ` · run ${run} of ${runs}` : ""}${reading}`;
   $("follow").title = live ? "Follow the newest window (l)" : "Nothing has been written for a while; follow anyway (l)";
   document.title = `${overview.findings?.findings.length || ""} ${name} – eprt diagnose`.trim();
+  document.body.classList.toggle("alone", ranks === 1); // no matrix: there is nobody to wait for
   const empty = overview.windows.window.length === 0;
   $("empty").hidden = !empty;
   $("empty").textContent = "No window yet.\nOne closes every few seconds while requests run.";
@@ -151,6 +154,7 @@ function trouble() {
 function banner(text) {
   $("banner").textContent = text;
   $("banner").hidden = !text;
+  document.documentElement.style.setProperty("--banner", `${$("banner").offsetHeight}px`);
 }
 
 document.addEventListener("stale", refresh); // after a change of the reader's own

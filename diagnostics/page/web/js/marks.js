@@ -16,36 +16,65 @@ export function paintMarks(pen, place, { hover, pick, items }) {
 // Findings that concern the windows from `at` to `end`; at "all", every one.
 export function markable(findings, at, end, selected) {
   return findings
-    .map((finding, k) => ({ finding, number: k + 1, selected: k === selected }))
+    .map((finding, k) => ({ finding, form: formOf(finding), number: k + 1, selected: k === selected }))
     .filter(({ finding }) => at === "all" || (finding.first_window <= end && at <= finding.last_window))
     .filter((item, k) => k < MOST_MARKS || item.selected);
 }
 
-function boxOf({ x, y, left, top, side }, { kind, rank, src, dst }) {
-  if (rank === null && src === null) return null; // wider than a rank or a link
-  if (kind === "column") return x.has(rank) ? [x.start(rank), top, x.end(rank) - x.start(rank), side] : null;
-  if (kind === "row") return y.has(rank) ? [left, y.start(rank), side, y.end(rank) - y.start(rank)] : null;
+// "column", "row", "point", "node", "path", or null: all of it. All wait for a rank that hangs.
+function formOf({ kind, rank, src }) {
+  if (kind === "node" || kind === "path") return kind;
+  if (rank === null) return src === null ? null : "point";
+  return kind === "row" ? "row" : "column";
+}
+
+function boxOf({ x, y, left, top, side }, { finding: { rank, src, dst }, form }) {
+  if (form === null) return null;
+  if (form === "column") return x.has(rank) ? [x.start(rank), top, x.end(rank) - x.start(rank), side] : null;
+  if (form === "row") return y.has(rank) ? [left, y.start(rank), side, y.end(rank) - y.start(rank)] : null;
   if (!x.has(dst) || !y.has(src)) return null;
   return [x.start(dst), y.start(src), x.end(dst) - x.start(dst), y.end(src) - y.start(src)];
 }
 
+// Of a node its columns and its rows, of a path both directions: [x, y, width, height].
+function blocksOf({ x, y, left, top, side }, { finding: { nodes }, form }) {
+  const [columns, rows] = [x, y].map((axis) => axis.blocks().filter(({ node }) => nodes.includes(node)));
+  if (form === "path") return rows.flatMap((row) => columns.filter(({ node }) => node !== row.node).map((column) => [column.start, row.start, column.end - column.start, row.end - row.start]));
+  return [...columns.map(({ start, end }) => [start, top, end - start, side]), ...rows.map(({ start, end }) => [left, start, side, end - start])];
+}
+
+function paintBlocks(pen, place, item, colour) {
+  const { ratio } = place;
+  const boxes = blocksOf(place, item);
+  for (const [width, style] of [[item.selected ? 5 : 4, css("--ground")], [item.selected ? 2.4 : 1.4, colour]]) {
+    pen.strokeStyle = style;
+    pen.lineWidth = width * ratio;
+    for (const box of boxes) pen.strokeRect(...box);
+  }
+  for (const [x, y, w] of boxes) paintBadge(pen, x + w, y, item.number, colour, item.selected ? 9.5 : 8);
+}
+
 function paintFinding(pen, place, item, colour) {
-  const box = boxOf(place, item.finding);
+  if (item.form === "node" || item.form === "path") {
+    paintBlocks(pen, place, item, colour);
+    return;
+  }
+  const box = boxOf(place, item);
   if (!box) return;
-  const { kind } = item.finding;
-  const thin = kind === "column" ? box[2] : box[3];
-  if (kind !== "point" && thin < 12 * place.ratio) paintArrows(pen, place, item, box, colour);
+  const { form } = item;
+  const thin = form === "column" ? box[2] : box[3];
+  if (form !== "point" && thin < 12 * place.ratio) paintArrows(pen, place, item, box, colour);
   else paintOutline(pen, place, item, box, colour);
 }
 
 // An outline around a cell, or around a column or row that is wide enough to stay visible inside it.
-function paintOutline(pen, place, { finding: { kind }, number, selected }, box, colour) {
+function paintOutline(pen, place, { form, number, selected }, box, colour) {
   const { ratio } = place;
-  const least = kind === "point" ? 13 * ratio : 0; // a ring is seen even around a cell of 2 pixels
+  const least = form === "point" ? 13 * ratio : 0; // a ring is seen even around a cell of 2 pixels
   const grow = (length) => Math.max(2 * ratio, (least - length) / 2);
   const [gx, gy] = [grow(box[2]), grow(box[3])];
   const [x, y, w, h] = [box[0] - gx, box[1] - gy, box[2] + 2 * gx, box[3] + 2 * gy];
-  const radius = kind === "point" && box[2] < 8 * ratio ? w / 2 : 5 * ratio;
+  const radius = form === "point" && box[2] < 8 * ratio ? w / 2 : 5 * ratio;
   for (const [width, style] of [[selected ? 5 : 4, css("--ground")], [selected ? 2.4 : 1.4, colour]]) {
     pen.strokeStyle = style;
     pen.lineWidth = width * ratio;
@@ -57,17 +86,17 @@ function paintOutline(pen, place, { finding: { kind }, number, selected }, box, 
     column: [x + w / 2, place.top + place.side + 3 * ratio],
     row: [place.left + place.side + 3 * ratio, y + h / 2],
     point: [x + w + (box[2] < 8 * ratio ? 6 * ratio : 0), y - (box[2] < 8 * ratio ? 4 * ratio : 0)],
-  }[kind];
+  }[form];
   paintBadge(pen, ...spot, number, colour, selected ? 9.5 : 8);
 }
 
 // Arrows at one end of a column or row that an outline would hide; thin lines beside it when it is selected.
-function paintArrows(pen, { left, top, side, ratio }, { finding: { kind }, number, selected }, [x, y, w, h], colour) {
+function paintArrows(pen, { left, top, side, ratio }, { form, number, selected }, [x, y, w, h], colour) {
   pen.fillStyle = colour;
   const size = (selected ? 6 : 4.5) * ratio;
   const hair = Math.max(1, Math.round(ratio));
   pen.beginPath();
-  if (kind === "column") {
+  if (form === "column") {
     const middle = x + w / 2;
     pen.moveTo(middle, top - ratio);
     pen.lineTo(middle - size, top - ratio - 1.5 * size);
@@ -81,7 +110,7 @@ function paintArrows(pen, { left, top, side, ratio }, { finding: { kind }, numbe
     if (selected) for (const beside of [y - 2 * hair, y + h + hair]) pen.rect(left, beside, side, hair);
   }
   pen.fill();
-  const spot = kind === "column" ? [x + w / 2, top + side + 3 * ratio] : [left + side + 3 * ratio, y + h / 2];
+  const spot = form === "column" ? [x + w / 2, top + side + 3 * ratio] : [left + side + 3 * ratio, y + h / 2];
   paintBadge(pen, ...spot, number, colour, selected ? 9.5 : 8);
 }
 

@@ -6,6 +6,11 @@ import { moment } from "./format.js";
 
 const SPANS = [[1, "1 hour"], [12, "12 hours"], [24, "1 day"], [168, "7 days"], [720, "30 days"]]; // hours
 
+const WHAT = {
+  hang: "A rank that hangs is told of in any case; muted, it is shown last until then.",
+  other: "A muted finding is shown last, and wakes nobody until then.",
+};
+
 let adminKey = ""; // for as long as the page is open
 
 // changed: called once the server has taken it.
@@ -27,7 +32,7 @@ export function askToMute(finding, name, { refusal, asks_for_key: asksForKey }, 
     "form",
     {},
     heading,
-    element("p", {}, finding.muted_until ? muteOf(finding) : "A muted finding is shown last, and wakes nobody until then."),
+    element("p", {}, finding.muted_until ? muteOf(finding) : WHAT[finding.kind === "hang" ? "hang" : "other"]),
     ...(fields?.rows ?? []),
     ...(key ? [element("label", { for: "mute-key" }, "The server's admin key"), key] : []),
     trouble,
