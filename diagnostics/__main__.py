@@ -35,7 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("directory", metavar="DIR", nargs="?", help="holds diagnose_rank*.log")
     parser.add_argument("--url", help="a running server, as http://host:port, instead of a directory")
     parser.add_argument("--api-key", metavar="KEY", help="the API key of that server; default: EPRT_API_KEY")
-    parser.add_argument("--instance", metavar="NAME", default="", help="of a server of several instances: whose")
+    parser.add_argument(
+        "--instance", metavar="NAME", default="", help="of a server of several, with --url; default: it has one"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object (eprt.findings/1)")
     form.add_argument("--text", action="store_true", help="print the findings and the wait matrix")

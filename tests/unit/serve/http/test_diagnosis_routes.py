@@ -30,6 +30,7 @@ def ask(
     go: Callable[[httpx.AsyncClient], Awaitable[None]],
     keys: ServerKeys = NO_KEYS,
     client: str = "127.0.0.1",
+    instances: tuple[str, ...] = ("",),
 ) -> None:
     """Behind the entrance, with five windows in which rank 3 is slow."""
 
@@ -37,7 +38,8 @@ def ask(
         return DiagnosisPage(diagnosis, lambda: True, bool(keys.admins))
 
     group: Any = SimpleNamespace(diagnosis=diagnosis)
-    routes = DiagnosisRoutes(lambda request: group, Bodies(1000, 5.0), make_page).routes
+    groups = {instance: group for instance in instances}
+    routes = DiagnosisRoutes(groups, lambda request: group, Bodies(1000, 5.0), make_page).routes
     handlers: Any = {ApiError: _api_error, Exception: _http_error}
     app: Any = Entrance(Starlette(routes=routes, exception_handlers=handlers), keys)
 
@@ -111,3 +113,13 @@ def test_the_rule_for_changes_holds(tmp_path, path):
     ask(Diagnosis(N, str(tmp_path / "a")), without_key)
     ask(Diagnosis(N, str(tmp_path / "b")), with_key, ADMIN, "192.0.2.7")
     assert not mutes_beside(tmp_path / "a") and len(mutes_beside(tmp_path / "b")) == 1
+
+
+def test_the_page_of_several_instances_is_that_of_the_first(tmp_path):
+    async def go(http: httpx.AsyncClient) -> None:
+        reply = await http.get(PAGE)
+        assert reply.headers["location"] == "/v1/eprt/instances/decode-0/diagnose/page/"
+        assert (await http.get(reply.headers["location"])).status_code == 200
+        assert (await http.get(PAGE.rstrip("/"))).headers["location"] == "page/"
+
+    ask(Diagnosis(N, str(tmp_path)), go, instances=("prefill-0", "decode-0"))
