@@ -18,6 +18,8 @@ os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.
 os.environ.update({**env.mpi_environment(), **env.MPI_ENVIRONMENT})
 # A proxy is for other machines; these tests talk to this one alone.
 os.environ.update(no_proxy="*", NO_PROXY="*")
+# Tests start some thousand Python processes: the first of them compiles, the others read.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tiny tensors, and often other processes beside this one: waiting for a second thread took 100 times the work itself.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -183,6 +183,27 @@ def everything(group: EPGroup, num_nodes: int, num_configs: int) -> None:
         deadline_names_the_late_rank(group)
 
 
+def everything_in_groups(group: EPGroup, rounds: list[list[tuple[int, int | None, int]]]) -> None:
+    """For MPI. In each round the first ranks are the first group, the next the second; the rest wait."""
+    from mpi4py import MPI
+
+    for groups in rounds:
+        color, first = MPI.UNDEFINED, 0
+        for index, (size, _, _) in enumerate(groups):
+            color = index if first <= group.rank < first + size else color
+            first += size
+        comm = MPI.COMM_WORLD.Split(color, group.rank)
+        if comm == MPI.COMM_NULL:
+            continue
+        _, ranks_per_node, num_nodes = groups[color]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EPRT_RANKS_PER_NODE", "" if ranks_per_node is None else str(ranks_per_node))
+            part = EPGroup.from_mpi(comm)
+        everything(part, num_nodes, num_configs=8 if part.size > 3 else 16)
+        part.close()
+        comm.Free()
+
+
 # -- death --
 
 

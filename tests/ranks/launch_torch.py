@@ -1,52 +1,34 @@
 """Like launch.py, for EPGroup.from_torch: plain processes that meet through torch.distributed, no MPI anywhere."""
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
 
 from eprt import env
-from tests.ranks.launch import PATIENCE, ROOT
+from tests.ranks.forked import ForkedRank
+from tests.ranks.launch import PATIENCE
 
 
 def start_torch_ranks(
     num_ranks: int, target: str, *, extra_env: dict[str, str] | None = None, **kwargs
-) -> list[subprocess.Popen]:
+) -> list[ForkedRank]:
     """One process per rank, each calling target ("module:function") with (group, **kwargs)."""
     meeting = Path(tempfile.mkdtemp(prefix="eprt-test-")) / "store"
     environment = {**env.without_mpi(), **PATIENCE, **(extra_env or {})}
-    command = [
-        sys.executable,
-        "-m",
-        "tests.ranks.launch_torch",
-        target,
-        json.dumps(kwargs),
-        str(meeting),
-        str(num_ranks),
-    ]
-    return [
-        subprocess.Popen(
-            [*command, str(rank)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
+    arguments = [target, json.dumps(kwargs), str(meeting), str(num_ranks)]
+    return [ForkedRank(main, *arguments, str(rank), environment=environment) for rank in range(num_ranks)]
 
 
-def finish(processes: list[subprocess.Popen], timeout_s: float) -> list[tuple[int, str]]:
+def finish(processes: list[ForkedRank], timeout_s: float) -> list[tuple[int, str]]:
     """Exit status and output of each; those not done in time are killed and fail the test."""
     deadline = time.monotonic() + timeout_s
     results = []
     try:
         for process in processes:
             output, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            assert process.returncode is not None
             results.append((process.returncode, output))
     finally:
         for process in processes:
@@ -56,12 +38,15 @@ def finish(processes: list[subprocess.Popen], timeout_s: float) -> list[tuple[in
 
 
 def run_torch_ranks(num_ranks: int, target: str, *, timeout_s: float = 600, **options) -> None:
-    for rank, (status, output) in enumerate(finish(start_torch_ranks(num_ranks, target, **options), timeout_s)):
-        assert status == 0, f"rank {rank} of {target} ended with {status}:\n{output}"
+    assert_all_ended_well(finish(start_torch_ranks(num_ranks, target, **options), timeout_s))
 
 
-def main() -> None:
-    target, kwargs, meeting, num_ranks, rank = sys.argv[1:]
+def assert_all_ended_well(results: list[tuple[int, str]]) -> None:
+    for rank, (status, output) in enumerate(results):
+        assert status == 0, f"rank {rank} ended with {status}:\n{output}"
+
+
+def main(target: str, kwargs: str, meeting: str, num_ranks: str, rank: str) -> None:
     import torch.distributed as dist
 
     from eprt import EPGroup
@@ -72,7 +57,3 @@ def main() -> None:
     getattr(import_module(module), function)(group, **json.loads(kwargs))
     group.close()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

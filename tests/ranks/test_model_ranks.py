@@ -75,7 +75,7 @@ def test_nodes_of_one_rank(root):
     run_ranks(3, "tests.ranks.cases_moe:all_cases", extra_env={"EPRT_RANKS_PER_NODE": "1"}, root=str(root), exact=False)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("num_ranks", [1, 7])
 def test_example_patches_whole_models(num_ranks):
     done = subprocess.run(
         mpirun(num_ranks, "examples/patch_hf_model.py"),
