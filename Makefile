@@ -27,6 +27,8 @@ CXX_FILES = find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.c
 export PATH := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))/bin:$(PATH)
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+# Servers and tests start many processes of the same code: the first compiles it, the others read.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Requirements of pyproject.toml, one a line: eprt's own and those of the named extras.
 define REQUIREMENTS
@@ -72,10 +74,11 @@ $(VENV)/.native: $(VENV)/.libraries $(SOURCES)
 	@$(VENV)/bin/eprt env --configure-mpi > /dev/null
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.native
+# Python compiles what of them it imports, which is little.
+$(VENV)/.test: $(VENV)/.libraries
 	@echo "[test] installing the test tools"
 	@$(PY) -c "$$REQUIREMENTS" build mpi test lint > $(VENV)/requirements-test.txt
-	@$(PIP) -r $(VENV)/requirements-test.txt
+	@$(PIP) --no-compile -r $(VENV)/requirements-test.txt
 	@touch $@
 
 # Without a browser the page's tests are skipped, with the reason; the next run tries again.
@@ -89,32 +92,38 @@ build: $(VENV)/.native    ## install eprt into .venv and build its native librar
 serve: $(VENV)/.native    ## demo model on CPUs, OpenAI-compatible: RANKS=4 PORT=8000 MODEL=DIR ARGS=...
 	@exec $(PY) -m eprt.serve $(if $(RANKS),-n $(RANKS)) --model "$(MODEL)" --served-model-name "$(NAME)" --port $(PORT) $(ARGS)
 
-# Two files at a time, the long ones first: many tests wait for processes, and each asserts what, never how fast.
-test: $(VENV)/.browser lint  ## lint, then every test that needs no GPU: ARGS="-k name"
-	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+# Two files at a time: many tests wait for processes, and each asserts what, never how fast. Beside each other: what
+# compiles the library and what installs the tools; lint, of which pyright takes a minute, and the tests.
+test:       ## lint, and every test that needs no GPU: ARGS="-k name"
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.native $(VENV)/.browser
+	@( $(LINT) ) & lint=$$!; failed=0; \
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
+	wait $$lint || { echo "make lint fails" >&2; failed=1; }; exit $$failed
 
 # PY=python3: with a Python that brings torch for CUDA, and in which eprt is installed (docs/gpu.md); nothing is installed.
-test-gpu: $(if $(filter command,$(firstword $(origin PY))),,$(VENV)/.test)  ## tests/gpu, dated in benchmarks/results/gpu_suite.json: HALF=quick|long PY=python3
+test-gpu: $(if $(filter command,$(firstword $(origin PY))),,$(VENV)/.test $(VENV)/.native)  ## tests/gpu, dated in benchmarks/results/gpu_suite.json: HALF=quick|long PY=python3
 	@$(PY) -m benchmarks.suite.gpu_suite --half $(HALF) $(ARGS)
 
 # Some 8 minutes; every change is tested with 80 to 120 of each kind.
-properties: $(VENV)/.test ## 20,000 drawn problems of each kind for the planner, beyond what `make test` tries
+properties: $(VENV)/.test $(VENV)/.native ## 20,000 drawn problems of each kind for the planner, beyond what `make test` tries
 	@$(PY) -m pytest tests/unit/balancer -m properties --hypothesis-profile=thorough $(ARGS)
 
-lint: $(VENV)/.test       ## ruff, pyright, clang-format (import layering and size limits are tests)
-	@ruff check -q . && ruff format -q --check .
-	@pyright --pythonpath $(PY) > $(VENV)/pyright.txt || { cat $(VENV)/pyright.txt; exit 1; }
-	@$(CXX_FILES) | xargs -r clang-format --dry-run -Werror
-	@$(PY) -m benchmarks.suite.gpu_suite --age
+lint: $(VENV)/.test $(VENV)/.native  ## ruff, pyright, clang-format (import layering and size limits are tests)
+	@$(LINT)
+
+LINT = ruff check -q . && ruff format -q --check . \
+	&& { pyright --pythonpath $(PY) > $(VENV)/pyright.txt || { cat $(VENV)/pyright.txt; false; }; } \
+	&& { $(CXX_FILES) | xargs -r clang-format --dry-run -Werror; } \
+	&& $(PY) -m benchmarks.suite.gpu_suite --age
 
 fmt: $(VENV)/.test        ## format everything in place
 	@ruff check --fix-only -q . && ruff format -q .
 	@$(CXX_FILES) | xargs -r clang-format -i
 
-bench: $(VENV)/.test      ## benchmarks that need no GPU; tables here, JSON in benchmarks/results: ARGS=name, or ARGS=--list
+bench: $(VENV)/.test $(VENV)/.native ## benchmarks that need no GPU; tables here, JSON in benchmarks/results: ARGS=name, or ARGS=--list
 	@$(PY) -m benchmarks $(ARGS)
 
-demo-model: $(VENV)/.test ## retrain the demo checkpoint
+demo-model: $(VENV)/.test $(VENV)/.native ## retrain the demo checkpoint
 	@$(PY) -m examples.demo_model.train $(ARGS)
 
 demo-eval: $(VENV)/.native ## accuracy of the demo model, through the HTTP server on 4 ranks

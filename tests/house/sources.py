@@ -1,6 +1,7 @@
 """The project's sources as the house tests see them: files, imports, and the graphs that imports make."""
 
 import ast
+import functools
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,13 +33,19 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
+def nodes(text: str) -> tuple[ast.AST, ...]:
+    """Of a source's syntax tree, which the tests only read."""
+    return tuple(ast.walk(ast.parse(text)))
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, dotted module) of every import in the file, those inside functions included; relative ones resolved.
 
     `from eprt.ops import linear` gives eprt.ops.linear, whether linear is a module or a name in it.
     """
     package = ".".join(path.relative_to(ROOT).parent.parts)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path.read_text()):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.house.sources import PACKAGES, name, python_files
+from tests.house.sources import PACKAGES, name, nodes, python_files
 
 # Public faces that must carry another library's names.
 SHARED_NAMES = {"Config"}
 
 
 def classes(path: Path) -> Iterator[ast.ClassDef]:
-    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
+    return (node for node in nodes(path.read_text()) if isinstance(node, ast.ClassDef))
 
 
 def test_a_class_name_stands_once():
@@ -84,7 +84,7 @@ def test_a_name_that_a_docstring_explains_exists():
     """`some_name: ...` in a docstring names a field, an attribute or a parameter of that class or function."""
     wrong = []
     for path in python_files(*PACKAGES):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path.read_text()):
             if isinstance(node, ast.ClassDef):
                 names, inherits = known_in(node), bool(node.bases)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

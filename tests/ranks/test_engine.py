@@ -6,6 +6,8 @@ import pytest
 
 from tests import tiny
 from tests.ranks.launch import run_ranks
+from tests.ranks.launch_host import run_host_ranks
+from tests.ranks.launch_torch import assert_all_ended_well
 
 
 @pytest.fixture(scope="module")
@@ -15,10 +17,17 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokens(checkpoint):
-    """Number of ranks -> what rank 0 printed as tokens; each number is launched once, and runs all the other cases."""
+    """Number of ranks -> what rank 0 printed as tokens; each number is launched once, and runs all the other cases.
+    Four ranks are of MPI, fewer are started as by the server's launcher."""
 
     def run(num_ranks: int):
-        printed = run_ranks(num_ranks, "tests.ranks.cases_engine:run_all", directory=str(checkpoint))
+        case = "tests.ranks.cases_engine:run_all"
+        if num_ranks == 4:
+            printed = run_ranks(num_ranks, case, directory=str(checkpoint))
+        else:
+            results = run_host_ranks(num_ranks, case, directory=str(checkpoint))
+            assert_all_ended_well(results)
+            printed = results[0][1]
         (line,) = [line for line in printed.splitlines() if line.startswith("TOKENS ")]
         return json.loads(line.removeprefix("TOKENS "))
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests import tiny
 from tests.ranks.launch import run_ranks
-from tests.ranks.launch_torch import finish, start_torch_ranks
+from tests.ranks.launch_torch import finish, run_torch_ranks, start_torch_ranks
 
 CASES, FAILURES = "tests.ranks.cases_migration", "tests.ranks.cases_migration_failures"
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
@@ -30,19 +30,21 @@ def checkpoints(tmp_path_factory):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_moving_experts_changes_no_token(checkpoints, num_ranks, tmp_path):
-    """On 4 ranks also the demo model. More of it: benchmarks/balancing/bench_migration.py --tokens."""
+    """On 4 ranks, of MPI, also the demo model. More of it: benchmarks/balancing/bench_migration.py --tokens."""
     demo = []
     if num_ranks == 4:
         fp8 = Path(shutil.copytree(DEMO, tmp_path / "fp8"))
         tiny.quantize_checkpoint(fp8)
         demo = [str(DEMO), str(fp8)]
-    run_ranks(num_ranks, f"{CASES}:run_all", directories=checkpoints, demo=demo, texts=TEXTS)
+    run = run_ranks if num_ranks == 4 else run_torch_ranks
+    run(num_ranks, f"{CASES}:run_all", directories=checkpoints, demo=demo, texts=TEXTS)
 
 
 @pytest.mark.parametrize("num_ranks, ranks_per_node", [(4, 2), (7, 3)])
 def test_between_nodes(checkpoints, num_ranks, ranks_per_node):
     """Sums are grouped by node, so tokens may change in the last bit; weights may not."""
-    run_ranks(
+    run = run_ranks if num_ranks == 4 else run_torch_ranks
+    run(
         num_ranks,
         f"{CASES}:run_all",
         directories=checkpoints[1:],

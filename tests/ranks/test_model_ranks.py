@@ -11,6 +11,7 @@ from tests import tiny
 from tests.ranks.cases_model import NUM_NEW
 from tests.ranks.cases_moe import FAMILIES, save_block
 from tests.ranks.launch import ROOT, mpirun, run_ranks
+from tests.ranks.launch_torch import run_torch_ranks
 
 VARIANTS = (*tiny.VARIANTS, "fp8")  # fp8: v3 quantised in blocks, held to the rounded weights
 
@@ -39,14 +40,16 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def logits_on(root):
-    """number of ranks -> all logits, after the ranks have compared them, and EPMoE, with transformers'."""
+    """number of ranks -> all logits, after the ranks have compared them, and EPMoE, with transformers'. Four ranks are
+    MPI's, the others torch.distributed's."""
     seen = {}
 
     def get(num_ranks):
         if num_ranks not in seen:
             out = f"{root}/logits-{num_ranks}.pt"
             cases = "tests.ranks.cases_model:all_cases"
-            run_ranks(num_ranks, cases, root=str(root), variants=VARIANTS, out=out)
+            run = run_ranks if num_ranks == 4 else run_torch_ranks
+            run(num_ranks, cases, root=str(root), variants=VARIANTS, out=out)
             seen[num_ranks] = torch.load(out)
         return seen[num_ranks]
 
@@ -62,7 +65,7 @@ def test_same_bits_on_any_number_of_ranks(logits_on, num_ranks):
 
 
 def test_moe_on_ranks_that_mostly_hold_two_experts(root):
-    run_ranks(7, "tests.ranks.cases_moe:all_cases", root=str(root))
+    run_torch_ranks(7, "tests.ranks.cases_moe:all_cases", root=str(root))
 
 
 def test_nodes_of_two_ranks(root):
@@ -72,7 +75,9 @@ def test_nodes_of_two_ranks(root):
 
 
 def test_nodes_of_one_rank(root):
-    run_ranks(3, "tests.ranks.cases_moe:all_cases", extra_env={"EPRT_RANKS_PER_NODE": "1"}, root=str(root), exact=False)
+    run_torch_ranks(
+        3, "tests.ranks.cases_moe:all_cases", extra_env={"EPRT_RANKS_PER_NODE": "1"}, root=str(root), exact=False
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [1, 7])

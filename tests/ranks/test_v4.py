@@ -7,7 +7,8 @@ import torch
 
 from tests import tiny_v4
 from tests.ranks.cases_v4 import NUM_NEW
-from tests.ranks.launch import run_ranks
+from tests.ranks.launch_host import run_host_ranks
+from tests.ranks.launch_torch import assert_all_ended_well
 
 
 @pytest.fixture(scope="module")
@@ -32,4 +33,4 @@ def greedy(model, prompt: list[int]) -> list[int]:
 @pytest.mark.parametrize(("num_ranks", "num_drafts"), [(2, 1), (3, 0)])
 def test_every_rank_gives_transformers_tokens(directory, num_ranks, num_drafts):
     arguments = {"directory": str(directory), "num_drafts": num_drafts}
-    run_ranks(num_ranks, "tests.ranks.cases_v4:engine_gives_golden_tokens", **arguments)
+    assert_all_ended_well(run_host_ranks(num_ranks, "tests.ranks.cases_v4:engine_gives_golden_tokens", **arguments))
