@@ -18,11 +18,11 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tokens(checkpoint):
     """Number of ranks -> what rank 0 printed as tokens; each number is launched once, and runs all the other cases.
-    Four ranks are of MPI, fewer are started as by the server's launcher."""
+    Two ranks are MPI's, others are started as by the server's launcher."""
 
     def run(num_ranks: int):
         case = "tests.ranks.cases_engine:run_all"
-        if num_ranks == 4:
+        if num_ranks == 2:
             printed = run_ranks(num_ranks, case, directory=str(checkpoint))
         else:
             results = run_host_ranks(num_ranks, case, directory=str(checkpoint))

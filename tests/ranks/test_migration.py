@@ -30,13 +30,13 @@ def checkpoints(tmp_path_factory):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_moving_experts_changes_no_token(checkpoints, num_ranks, tmp_path):
-    """On 4 ranks, of MPI, also the demo model. More of it: benchmarks/balancing/bench_migration.py --tokens."""
+    """On 2 ranks of MPI; on 4 also the demo model. More of it: benchmarks/balancing/bench_migration.py --tokens."""
     demo = []
     if num_ranks == 4:
         fp8 = Path(shutil.copytree(DEMO, tmp_path / "fp8"))
         tiny.quantize_checkpoint(fp8)
         demo = [str(DEMO), str(fp8)]
-    run = run_ranks if num_ranks == 4 else run_torch_ranks
+    run = run_ranks if num_ranks == 2 else run_torch_ranks
     run(num_ranks, f"{CASES}:run_all", directories=checkpoints, demo=demo, texts=TEXTS)
 
 
