@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from eprt.ep import reference
+from eprt.ep.api import Backend
 from eprt.ep.config import EPConfig
 from eprt.ep.errors import EPTimeoutError, RankLostError
 from eprt.ep.group.group import EPGroup
 from eprt.ep.group.int_all_gather import IntAllGather
 from eprt.ep.reference import SentTokens
 from eprt.ep.registry import make_backend
+from eprt.ep.stats import EPStats
 from tests.ranks.cases_ep import (
     forward,
     make_tokens,
@@ -107,13 +109,13 @@ def stats_count_and_blame(group: EPGroup) -> None:
                 forward(backend, tokens[group.rank])
             else:
                 forward(backend, tokens[group.rank], lambda at=f"dispatch-{call}": _wait_at(moments, at, stack))
-    stats = backend.stats(reset=True)
+    stats = _stats_of(backend, reset=True)
     assert stats.num_calls == num_calls and stats.compute_us > 0
     assert stats.recv_tokens_N.tolist() == recv_N.tolist() and stats.sent_tokens_N.tolist() == sent_N.tolist()
     if group.size > 1 and group.rank != late:
         assert stats.dispatch_wait_us_N.argmax() == late, stats.dispatch_wait_us_N
     assert stats.dispatch_wait_us_N[group.rank] == stats.combine_wait_us_N[group.rank] == 0
-    assert backend.stats().num_calls == 0 and backend.stats().recv_tokens_N.sum() == 0
+    assert _stats_of(backend).num_calls == 0 and _stats_of(backend).recv_tokens_N.sum() == 0
     # Experts of the late rank are slow this time.
     handle = backend.dispatch_send(*_some_tokens())
     y_RH = backend.dispatch_recv(handle).x_RH.clone()
@@ -124,9 +126,15 @@ def stats_count_and_blame(group: EPGroup) -> None:
         if group.rank != late:
             _wait_at(moments, "combine", stack)
         backend.combine_recv(handle)
-    assert group.rank == late or backend.stats().combine_wait_us_N.argmax() == late, backend.stats()
+    assert group.rank == late or _stats_of(backend).combine_wait_us_N.argmax() == late, backend.stats()
     moments.close()
     backend.close()
+
+
+def _stats_of(backend: Backend, reset: bool = False) -> EPStats:
+    stats = backend.stats(reset)
+    assert stats is not None
+    return stats
 
 
 def _come_last(moments: Moments, name: str, others: list[int]) -> None:
