@@ -34,6 +34,11 @@ class LoadResult:
         rows = [row for row in self.rows if row.get(column) is not None]
         return [row["rate"] for row in rows], [row[column] * scale for row in rows]
 
+    def share_of(self, column: str) -> float:
+        """Of the requests, how many asked for the tier of this goodput."""
+        mix = self.config.get("mix") or {}
+        return mix.get(column.removesuffix("_goodput"), 0.0) / sum(mix.values()) if mix else 1.0
+
     @property
     def goodputs(self) -> dict[str, str]:
         """By column, what it is the goodput of."""
@@ -82,14 +87,16 @@ def draw(results: Sequence[LoadResult], picture: Path) -> Path:
     _draw_lines(top[2], results, "tokens_s", "output tokens/s")
     for axis, (column, what) in zip(bottom, goodputs.items()):
         _draw_lines(axis, results, column, "requests/s within limits")
-        rates = sorted({row["rate"] for result in results for row in result.rows})
-        axis.plot([0, rates[-1]], [0, rates[-1]], color="#b0b0b0", linewidth=1, zorder=1, label="all that were sent")
+        most = max(row["rate"] for result in results for row in result.rows)
+        share = max(result.share_of(column) for result in results)
+        axis.plot([0, most], [0, most * share], color="#b0b0b0", linewidth=1, zorder=1, label="all that were sent")
         axis.set_title(f"goodput, {what}", fontsize=10)
     for axis in (*top[3:], *bottom[len(goodputs) :]):
         axis.remove()
-    top[0].legend(fontsize=8)
+    handles, labels = top[0].get_legend_handles_labels()
     if goodputs:
-        bottom[0].legend(fontsize=8)
+        handles, labels = [*handles, bottom[0].lines[-1]], [*labels, "all that were sent"]
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize=9, frameon=False)
     figure.suptitle(_title(results), fontsize=10)
     try:
         figure.savefig(picture, dpi=120)
@@ -135,6 +142,7 @@ def _draw_lines(axis, results: Sequence[LoadResult], column: str, label: str) ->
 
 
 def _finish(axis, label: str) -> None:
+    axis.margins(y=0.1)
     axis.set(xlabel="requests/s", ylabel=label, xlim=(0, None), ylim=(0, None))
     axis.grid(color="#e4e4e4", linewidth=0.8)
     for side in ("top", "right"):

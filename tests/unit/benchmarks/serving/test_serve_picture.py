@@ -56,8 +56,11 @@ def test_files_come_into_one_picture(tmp_path):
     assert results[0].goodputs == {"goodput_2s_70ms": "2s, 70ms"}
     assert results[0].points("ttft_p50_ms", 1e-3) == ([2.0, 8.0], [0.02, 0.08])
     assert draw(results, tmp_path / "both.svg").read_text().count("apart, median") == 1
-    named = read_results([result(tmp_path, "c", tiers={"max": "1 s, 30 ms"})])
-    assert named[0].goodputs == {"max_goodput": "max: 1 s, 30 ms"}
+    tiers = {"max": "1 s, 30 ms", "base": "2 s, 70 ms"}
+    (named,) = read_results([result(tmp_path, "c", tiers=tiers, mix={"max": 1, "base": 3})])
+    assert named.goodputs == {"max_goodput": "max: 1 s, 30 ms", "base_goodput": "base: 2 s, 70 ms"}
+    assert [named.share_of(column) for column in named.goodputs] == [0.25, 0.75]
+    assert results[0].share_of("goodput_2s_70ms") == 1.0
 
 
 @pytest.mark.parametrize(
