@@ -122,6 +122,13 @@ TABLE: dict[str, Variable] = {
             is_secret=True,
         ),
         Variable(
+            "EPRT_GROUP_KEY",
+            None,
+            _key,
+            "secret that ranks of several hosts, started without MPI, prove to each other; the same on all hosts",
+            is_secret=True,
+        ),
+        Variable(
             "EPRT_LOG_LEVEL",
             "info",
             _one_of("debug", "info", "warning", "error"),

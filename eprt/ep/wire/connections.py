@@ -1,0 +1,80 @@
+"""The TCP connections of one rank's proxy threads: one per thread and rank of another node, proved by a key.
+
+Of two ranks the higher one connects. Knows nothing of what the connections carry.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Iterable
+
+from eprt.ep.wire.handshake import admit
+from eprt.ep.wire.meeting import connect, keep_alive
+
+
+class PeerConnections:
+    """Listens from construction to connect_all().
+
+    Args:
+        host: address of this host that the peers reach.
+        rank: of this process.
+        peers: ranks of other nodes.
+        num_threads: connections to each of them.
+        key: of this group and run.
+    """
+
+    def __init__(self, host: str, rank: int, peers: Iterable[int], num_threads: int, key: bytes):
+        self._rank, self._peers, self._num_threads, self._key = rank, tuple(peers), num_threads, key
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._socks: dict[tuple[int, int], socket.socket] = {}  # by thread and peer
+
+    def connect_all(self, address_of: list[tuple[str, int] | None], timeout_s: float) -> list[list[int]]:
+        """Descriptors [thread][rank], -1 where there is none; they are the caller's. address_of: of every rank."""
+        deadline = time.monotonic() + timeout_s
+        accepting = threading.Thread(target=self._accept_all, args=(deadline,), daemon=True)
+        accepting.start()
+        try:
+            for peer in self._peers:
+                for thread in range(self._num_threads) if peer < self._rank else ():
+                    address = address_of[peer]
+                    assert address is not None, f"rank {peer} has told no address"
+                    hello = {"rank": self._rank, "thread": thread}
+                    self._socks[thread, peer] = connect(address, self._key, hello, deadline - time.monotonic())
+        finally:
+            accepting.join()
+            self._listener.close()
+        missing = sorted({peer for peer in self._peers if (0, peer) not in self._socks})
+        if missing:
+            names = ", ".join(map(str, missing))
+            raise ConnectionError(f"[rank {self._rank}] ranks {names} did not connect within {timeout_s:g} s")
+        size = len(address_of)
+        descriptors = [[-1] * size for _ in range(self._num_threads)]
+        for (thread, peer), sock in self._socks.items():
+            keep_alive(sock)
+            sock.setblocking(False)
+            descriptors[thread][peer] = sock.detach()
+        return descriptors
+
+    def _accept_all(self, deadline: float) -> None:
+        waited = {(thread, peer) for peer in self._peers if peer > self._rank for thread in range(self._num_threads)}
+
+        def refusal(hello: dict) -> str | None:
+            place = (hello.get("thread"), hello.get("rank"))
+            return None if place in waited else f"rank {place[1]}, thread {place[0]}: not expected here"
+
+        while waited and time.monotonic() < deadline:
+            self._listener.settimeout(max(1e-3, deadline - time.monotonic()))
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                hello = admit(sock, self._key, refusal, deadline)
+            except (OSError, ValueError):
+                sock.close()
+                continue
+            place = (hello["thread"], hello["rank"])
+            waited.remove(place)
+            self._socks[place] = sock

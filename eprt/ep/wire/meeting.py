@@ -1,0 +1,259 @@
+"""Meeting: set-up calls among ranks that share nothing but a network: every rank's value to all, through rank 0.
+
+Rank 0 runs a desk: a thread that admits the ranks and collects their values. Values are pickled, and read only from
+connections whose other end has proved that it has the group's key (handshake.py). Knows nothing of what values mean.
+"""
+
+import contextlib
+import pickle
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+from eprt.ep.errors import EPTimeoutError, RankLostError
+from eprt.ep.wire.handshake import HandshakeError, admit, introduce, receive_exactly
+
+MAX_SET_UP_S = 3600.0  # of a set-up call while all live: one rank may still load a model
+_LENGTH = struct.Struct("<Q")
+_RETRY_S = 0.05
+_LATE_S = 5.0  # the desk's own deadline is later by so much than the ranks', so that each of them tells its own
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT. ValueError with the remedy."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"meeting address {text!r}: write HOST:PORT, an address of rank 0's host that all can reach")
+    return host, int(port)
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """A host that loses power sends no end of file: the kernel probes after 2 s of silence and gives up after 5 s."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def connect(address: tuple[str, int], key: bytes, hello: dict[str, Any], timeout_s: float) -> socket.socket:
+    """A connection on which both ends have proved the key. ConnectionError that names the address."""
+    deadline = time.monotonic() + timeout_s
+    where = f"{address[0]}:{address[1]}"
+    while True:
+        sock = None
+        try:
+            sock = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()))
+            introduce(sock, key, hello, deadline)
+        except HandshakeError as error:
+            sock.close() if sock else None
+            raise ConnectionError(f"{where} refuses: {error}") from None
+        except OSError as error:
+            sock.close() if sock else None
+            if time.monotonic() + _RETRY_S > deadline:
+                raise ConnectionError(f"cannot reach {where} within {timeout_s:g} s: {error}") from None
+            time.sleep(_RETRY_S)
+        else:
+            keep_alive(sock)
+            return sock
+
+
+class Meeting:
+    """One rank's place at the meeting.
+
+    Args:
+        address: HOST:PORT of the desk; rank 0 binds it, port and all.
+        rank, size: of this process, and how many there are.
+        key: that all ranks have.
+        timeout_s: until all ranks have come.
+    """
+
+    def __init__(self, address: str, rank: int, size: int, key: bytes, timeout_s: float):
+        self.rank, self.size = rank, size
+        self._where = f"[rank {rank}/{size}]"
+        self._num_calls = 0
+        self._lost: int | None = None
+        place = parse_address(address)
+        self._desk = _Desk(place, size, key, timeout_s) if rank == 0 else None
+        try:
+            self._sock = connect(place, key, {"rank": rank, "size": size}, timeout_s)
+            self._receive(time.monotonic() + timeout_s + 2 * _LATE_S, "the start")
+        except BaseException:
+            self.close()
+            raise
+        self.local_host: str = self._sock.getsockname()[0]  # the address from which this host reaches the desk
+
+    def allgather(self, kind: str, value: Any, timeout_s: float = MAX_SET_UP_S) -> list[Any]:
+        """Every rank's value, in rank order. RankLostError, EPTimeoutError, RuntimeError where ranks disagree."""
+        if self._lost is not None:
+            raise RankLostError(self.rank, self.size, self._lost, "set-up")
+        index = self._num_calls
+        self._num_calls += 1
+        self._send(("value", index, kind, pickle.dumps(value)))
+        values = self._receive(time.monotonic() + timeout_s, f"set-up call {index} ({kind})")
+        return [pickle.loads(each) for each in values]
+
+    def _send(self, message: tuple) -> None:
+        data = pickle.dumps(message)
+        try:
+            self._sock.settimeout(MAX_SET_UP_S)
+            self._sock.sendall(_LENGTH.pack(len(data)) + data)
+        except OSError:
+            self._lost = 0
+            raise RankLostError(self.rank, self.size, 0, "set-up") from None
+
+    def _receive(self, deadline: float, phase: str) -> Any:
+        start_s = time.monotonic()
+        try:
+            what, content = _receive_message(self._sock, deadline)
+        except TimeoutError:
+            waited_s = time.monotonic() - start_s
+            raise EPTimeoutError(self.rank, self.size, 0, phase, 0, self._num_calls, waited_s) from None
+        except OSError:
+            what, content = "lost", 0
+        if what == "lost":
+            self._lost = content
+            raise RankLostError(self.rank, self.size, content, phase)
+        if what == "error":
+            raise RuntimeError(f"{self._where} {content}")
+        return content
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """patience_s: that rank 0, where the desk is, stays for others that close too."""
+        sock = self.__dict__.pop("_sock", None)
+        if sock is not None:
+            with contextlib.suppress(OSError, RankLostError):
+                self._sock = sock
+                self._send(("bye",))
+            sock.close()
+        if self._desk is not None:
+            self._desk.close(patience_s)
+
+
+def _receive_message(sock: socket.socket, deadline: float) -> Any:
+    (length,) = _LENGTH.unpack(receive_exactly(sock, _LENGTH.size, deadline))
+    return pickle.loads(receive_exactly(sock, length, deadline))
+
+
+class _Desk:
+    """The threads of rank 0 that collect values: one that admits ranks, then one per rank."""
+
+    def __init__(self, address: tuple[str, int], size: int, key: bytes, timeout_s: float):
+        self._size, self._key, self._timeout_s = size, key, timeout_s
+        self._lock = threading.Lock()
+        self._socks: dict[int, socket.socket] = {}
+        self._writers: dict[int, socket.socket] = {}
+        self._rounds: dict[int, dict[int, tuple[str, bytes]]] = {}  # call -> rank -> kind and value
+        self._gone: set[int] = set()
+        self._closed = False
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            self._listener = socket.create_server(address, family=family, backlog=1024)
+        except OSError as error:
+            where = f"{address[0]}:{address[1]}"
+            raise ConnectionError(
+                f"[rank 0/{size}] cannot listen at the meeting address {where}: {error.strerror or error}; name an "
+                "address of this host and a free port"
+            ) from None
+        threading.Thread(target=self._admit_all, name="eprt-desk", daemon=True).start()
+
+    def _admit_all(self) -> None:
+        deadline = time.monotonic() + self._timeout_s + _LATE_S
+        while len(self._socks) < self._size and not self._closed:
+            self._listener.settimeout(max(1e-3, deadline - time.monotonic()))
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                self._tell_missing()
+                return
+            try:
+                rank = admit(sock, self._key, self._refusal, time.monotonic() + self._timeout_s)["rank"]
+            except (OSError, ValueError, KeyError):
+                sock.close()
+                continue
+            keep_alive(sock)
+            # Timeouts are the socket object's: one for the thread that reads, one for those that write.
+            writer = sock.dup()
+            writer.settimeout(self._timeout_s)
+            self._writers[rank], self._socks[rank] = writer, sock
+        self._listener.close()
+        self._tell_all("all", None)
+        for rank in list(self._socks):
+            threading.Thread(target=self._serve, args=(rank,), name=f"eprt-desk-{rank}", daemon=True).start()
+
+    def _refusal(self, hello: dict[str, Any]) -> str | None:
+        rank, size = hello.get("rank"), hello.get("size")
+        if size != self._size:
+            return f"rank {rank} says that there are {size} ranks, rank 0 says {self._size}"
+        if not isinstance(rank, int) or not 0 <= rank < self._size:
+            return f"rank {rank} is not one of 0 to {self._size - 1}"
+        if rank in self._socks:
+            return f"there is a rank {rank} already; give each process a rank of its own"
+        return None
+
+    def _tell_missing(self) -> None:
+        missing = [rank for rank in range(self._size) if rank not in self._socks]
+        if missing and not self._closed:
+            names = ", ".join(map(str, missing))
+            self._tell_all("error", f"ranks {names} did not come to the meeting within {self._timeout_s:g} s")
+
+    def _serve(self, rank: int) -> None:
+        try:
+            while True:
+                message = _receive_message(self._socks[rank], time.monotonic() + 1e7)
+                if message[0] == "bye":
+                    break
+                if message[0] == "value":
+                    self._add_value(rank, *message[1:])
+        except Exception:  # whatever ended the connection, the rank is gone
+            pass
+        with self._lock:
+            self._gone.add(rank)
+            waited_for = any(rank not in values for values in self._rounds.values())
+        if waited_for:
+            self._tell_all("lost", rank)
+
+    def _add_value(self, rank: int, index: int, kind: str, value: bytes) -> None:
+        with self._lock:
+            values = self._rounds.setdefault(index, {})
+            values[rank] = (kind, value)
+            missing = [other for other in range(self._size) if other not in values]
+            gone = [other for other in missing if other in self._gone]
+            if not missing:
+                del self._rounds[index]
+        if gone:
+            self._tell_all("lost", gone[0])
+        if missing:
+            return
+        kinds = {kind for kind, _ in values.values()}
+        if len(kinds) > 1:
+            said = ", ".join(f"{values[other][0]} on rank {other}" for other in sorted(values))
+            self._tell_all("error", f"set-up call {index} is {said}; all ranks must make the same calls in order")
+        else:
+            self._tell_all("all", [values[other][1] for other in range(self._size)])
+
+    def _tell_all(self, what: str, content: Any) -> None:
+        data = pickle.dumps((what, content))
+        with self._lock:
+            for rank, sock in self._writers.items():
+                if rank not in self._gone:
+                    with contextlib.suppress(OSError):
+                        sock.sendall(_LENGTH.pack(len(data)) + data)
+
+    def close(self, patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        while len(self._gone) < self._size and time.monotonic() < deadline:
+            time.sleep(1e-3)
+        self._closed = True
+        # A thread inside accept() wakes by the shutdown.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for sock in self._socks.values():
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for sock in self._writers.values():
+            sock.close()

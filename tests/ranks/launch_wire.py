@@ -1,0 +1,145 @@
+"""Like launch.py, for WireGroup: plain processes that meet at an address, on one host or each in a host of its own.
+
+A "host" of its own is a set of new namespaces (network, processes, mounts, System V memory): its processes have another
+/dev/shm, another /tmp and other interfaces than those of the next one, joined by a pair of virtual cards.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from eprt import env
+from tests.ranks.launch import PATIENCE, ROOT
+from tests.ranks.launch_torch import finish
+
+KEY = "only for tests"
+# The shell stays: the first process of a namespace cannot be killed from inside.
+# Fresh memory file systems lie over these, unless the checkout or its Python lies there.
+_PRIVATE = [
+    folder
+    for folder in ("/dev/shm", "/tmp")
+    if not any(Path(place).resolve().is_relative_to(folder) for place in (ROOT, sys.prefix))
+]
+_ISOLATED = "".join(f"mount -t tmpfs none {folder} && " for folder in _PRIVATE) + '"$@"; exit $?'
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def start_wire_ranks(
+    num_ranks: int,
+    target: str,
+    *,
+    wire: str = "tcp",
+    extra_env: dict[str, str] | None = None,
+    meeting: str | None = None,
+    hosts: Sequence[Sequence[str]] = ((),),
+    **kwargs,
+) -> list[subprocess.Popen]:
+    """One process per host, with equally many ranks each, which call target ("module:function") with (group, **kwargs).
+    hosts: the command by which a program runs on each."""
+    environment = {**env.without_mpi(), **PATIENCE, "EPRT_GROUP_KEY": KEY, **(extra_env or {})}
+    place = meeting or f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "tests.ranks.launch_wire", target, json.dumps(kwargs), wire, place, str(num_ranks)]
+    per_host = num_ranks // len(hosts)
+    ranks_of = [[str(rank) for rank in range(i * per_host, (i + 1) * per_host)] for i in range(len(hosts))]
+    # On one host each rank is this process's child, so that its exit status is seen.
+    starts = zip(hosts, ranks_of) if len(hosts) > 1 else [(hosts[0], [rank]) for rank in ranks_of[0]]
+    return [
+        subprocess.Popen(
+            [*prefix, *command, ",".join(ranks)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for prefix, ranks in starts
+    ]
+
+
+def run_wire_ranks(num_ranks: int, target: str, *, timeout_s: float = 600, **options) -> list[str]:
+    """What each rank, or host, printed."""
+    results = finish(start_wire_ranks(num_ranks, target, **options), timeout_s)
+    for rank, (status, output) in enumerate(results):
+        assert status == 0, f"process {rank} of {target} ended with {status}:\n{output}"
+    return [output for _, output in results]
+
+
+def why_no_namespaces() -> str | None:
+    """Why two hosts cannot be made of namespaces here; None where they can."""
+    trial = ["unshare", "--net", "--mount", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c", _ISOLATED, "sh"]
+    try:
+        done = subprocess.run([*trial, "ip", "link"], capture_output=True, text=True, timeout=60, check=False)
+    except OSError as error:
+        return str(error)
+    return None if done.returncode == 0 else f"unshare: {done.stderr.strip()[:200]}"
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Addresses of two hosts, and for each the command that runs a program there."""
+    name = f"eprt{os.getpid()}"
+    spaces, cards = [f"{name}-{i}" for i in range(2)], [f"ep{os.getpid() % 1000000}x{i}" for i in range(2)]
+    addresses = ["10.213.7.1", "10.213.7.2"]
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=60)
+
+    try:
+        for space in spaces:
+            ip("netns", "add", space)
+        ip("link", "add", cards[0], "type", "veth", "peer", "name", cards[1])
+        for space, card, address in zip(spaces, cards, addresses):
+            ip("link", "set", card, "netns", space)
+            ip("-n", space, "addr", "add", f"{address}/24", "dev", card)
+            ip("-n", space, "link", "set", card, "up")
+            ip("-n", space, "link", "set", "lo", "up")
+        apart = [
+            "unshare",
+            "--mount",
+            "--ipc",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+            "-c",
+            _ISOLATED,
+        ]
+        yield addresses, [["ip", "netns", "exec", space, *apart, "sh"] for space in spaces]
+    finally:
+        for space in spaces:
+            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True, timeout=60)
+
+
+def main() -> None:
+    *arguments, ranks = sys.argv[1:]
+    if "," in ranks:
+        command = [sys.executable, "-m", "tests.ranks.launch_wire", *arguments]
+        processes = [subprocess.Popen([*command, rank]) for rank in ranks.split(",")]
+        sys.exit(max(abs(process.wait()) for process in processes))
+    target, kwargs, wire, meeting, num_ranks = arguments
+    from eprt.ep.wire.wire_group import WireGroup
+
+    try:
+        group = WireGroup(meeting, int(ranks), int(num_ranks), wire=wire)
+        module, function = target.split(":")
+        getattr(import_module(module), function)(group, **json.loads(kwargs))
+        group.close()
+    except BaseException:  # a thread of the case may still run, and the others are to hear of it at once
+        print(f"--- rank {ranks} ---\n{traceback.format_exc()}", flush=True)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
