@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eprt import env, machine
+from eprt import env, machine, network_probe
 from eprt.mpirun import mpirun_command
+from eprt.network_cards import NetworkCards, read_network_cards
 
 TORCH = "torch==2.13.0"
 OLDEST_TORCH = (2, 11)
@@ -45,7 +46,7 @@ class ProbeResult:
 def run_probes() -> list[ProbeResult]:
     facts = machine.describe()
     of_cpu = [cpu(facts), memory(facts), mpi(), torch_library(), native_library()]
-    return [*of_cpu, gpu(facts), triton(facts), nvshmem(), nccl(), variables()]
+    return [*of_cpu, network(read_network_cards()), gpu(facts), triton(facts), nvshmem(), nccl(), variables()]
 
 
 def _broken(name: str, summary: str, what: str, remedy: str, facts: dict[str, Any] | None = None) -> ProbeResult:
@@ -226,6 +227,11 @@ def native_library() -> ProbeResult:
     lowered = "" if isa == detected else f" (this CPU has {detected}; EPRT_CPU_ISA lowers it)"
     facts = {"path": str(path), "isa": isa, "detected_isa": detected}
     return ProbeResult("native", f"{path}, {isa} kernels{lowered}", facts)
+
+
+def network(cards: NetworkCards) -> ProbeResult:
+    problems = tuple(SetupProblem(*found) for found in network_probe.find_problems(cards))
+    return ProbeResult("network", network_probe.summary(cards), cards.to_json(), problems)
 
 
 # ---- GPUs -----------------------------------------------------------------------------------------------------------

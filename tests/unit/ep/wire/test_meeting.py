@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.ranks.launch_wire import free_port
 PATIENCE_S = 100.0
 
 
-def meet(ranks, size, key=b"k", address=None, timeout_s=PATIENCE_S):
+def meet(ranks, size, key=b"k", address=None, timeout_s=PATIENCE_S) -> list[Any]:
     """Each rank's Meeting, or what it raised."""
     address = address or f"127.0.0.1:{free_port()}"
 
