@@ -1,8 +1,10 @@
 """Like launch.py, for EPGroup.from_torch: plain processes that meet through torch.distributed, no MPI anywhere."""
 
 import json
+import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -21,7 +23,7 @@ def start_torch_ranks(
     return [ForkedRank(main, *arguments, str(rank), environment=environment) for rank in range(num_ranks)]
 
 
-def finish(processes: list[ForkedRank], timeout_s: float) -> list[tuple[int, str]]:
+def finish(processes: Sequence[ForkedRank | subprocess.Popen[str]], timeout_s: float) -> list[tuple[int, str]]:
     """Exit status and output of each; those not done in time are killed and fail the test."""
     deadline = time.monotonic() + timeout_s
     results = []

@@ -44,7 +44,7 @@ def start_wire_ranks(
     meeting: str | None = None,
     hosts: Sequence[Sequence[str]] = ((),),
     **kwargs,
-) -> list[subprocess.Popen]:
+) -> list[subprocess.Popen[str]]:
     """One process per host, with equally many ranks each, which call target ("module:function") with (group, **kwargs).
     hosts: the command by which a program runs on each."""
     environment = {**env.without_mpi(), **PATIENCE, "EPRT_GROUP_KEY": KEY, **(extra_env or {})}
