@@ -18,6 +18,7 @@ from pathlib import Path
 from eprt import env
 from eprt.mpirun import mpirun_command, on_this_host
 from eprt.serve.certificate import check_certificate
+from eprt.serve.device_check import check_device
 from eprt.serve.errors import print_line
 from eprt.serve.key_sources import read_keys
 from eprt.serve.options import OptionError, ServeOptions, make_diagnose_dir
@@ -39,6 +40,8 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
     bind_http(options.host, options.port).close()
     make_diagnose_dir(options)
     one_host = not env.may_span_hosts()
+    if one_host:
+        check_device(options)
     environment = {**env.mpi_environment(one_host), "EPRT_LAUNCHER_PID": str(os.getpid())}
     environment = on_this_host(environment) if one_host else environment
     mpirun: subprocess.Popen | None = None

@@ -6,11 +6,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from eprt.serve.options import ServeOptions
+from eprt.serve import device_check
+from eprt.serve.options import OptionError, ServeOptions
 from eprt.serve.ranks import launch
 
 # Starts two "ranks" and waits for them; blocks what it could be told to stop with. A rank drains on SIGUSR1, at once on
@@ -66,7 +68,7 @@ def run(
     mpirun.write_text(MPIRUN.format(python=sys.executable, signals=signals, folder=folder, late=late, deaf=deaf))
     mpirun.chmod(0o755)
     monkeypatch.setattr(launch, "mpirun_command", lambda *arguments: [str(mpirun), *arguments])
-    engine: Any = None
+    engine: Any = SimpleNamespace(device="cpu")
     options = ServeOptions(engine, "model", num_ranks=2, port=0, drain_timeout_s=drain_timeout_s)
 
     def until(condition) -> None:
@@ -120,7 +122,7 @@ def test_an_mpirun_so_young_that_it_dies_of_the_signal_was_told_to_stop(tmp_path
 
 def test_an_mpirun_that_is_killed_is_told_of(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(launch, "mpirun_command", lambda *arguments: ["/bin/sh", "-c", "kill -9 $$"])
-    engine: Any = None
+    engine: Any = SimpleNamespace(device="cpu")
     assert launch.launch(ServeOptions(engine, "model", num_ranks=2, port=0), []) == 128 + 9
     told = capfd.readouterr().err
     assert told.startswith("eprt: mpirun (pid ") and told.endswith(
@@ -132,6 +134,14 @@ def test_an_mpirun_that_is_killed_is_told_of(tmp_path, monkeypatch, capfd):
 def test_an_mpirun_that_was_told_to_stop_does_not_end_in_silence(monkeypatch, capfd, status, told):
     """It answers SIGTERM with status 1 and no word. With 2 a rank has said what is wrong with the flags."""
     monkeypatch.setattr(launch, "mpirun_command", lambda *arguments: ["/bin/sh", "-c", f"exit {status}"])
-    engine: Any = None
+    engine: Any = SimpleNamespace(device="cpu")
     assert launch.launch(ServeOptions(engine, "model", num_ranks=2, port=0), []) == status
     assert ("has ended with status 1: a rank did" in capfd.readouterr().err) == told
+
+
+def test_a_host_without_gpus_is_told_before_mpirun_starts(monkeypatch):
+    monkeypatch.setattr(device_check, "why_no_gpu", lambda: "there is no driver")
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda *arguments, **options: pytest.fail("started"))
+    engine: Any = SimpleNamespace(device="cuda")
+    with pytest.raises(OptionError, match="--device cuda: there is no driver"):
+        launch.launch(ServeOptions(engine, "model", num_ranks=2, port=0), [])
