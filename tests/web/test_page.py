@@ -220,6 +220,11 @@ INSTANCES = {
         )
     ],
     "instances_lost": 1,
+    "starting": [{"role": "decode", "name": "decode-2", "ranks": 2}],
+    "scale": {
+        "mode": "advise",
+        "roles": {"prefill": {"least": 1, "most": 3, "wanted": 2, "why": "first tokens in 2.1 s, above 1 s"}},
+    },
     "handoffs": {
         "under_way": 2,
         "oldest": [{"request": "7", "from": "prefill-0", "to": "decode-0", "pages": 9, "bytes": 73728, "age_s": 0.25}],
@@ -287,4 +292,6 @@ def test_a_server_shows_what_hangs_its_instances_and_its_tiers(open_page, monkey
             "1 younger",
         ):
             assert words in on_the_way, words
+        assert "decode-2 is being started with 2 ranks" in text(page, "#instances-body")
+        assert "2 wanted of 1 to 3: first tokens in 2.1 s" in text(page, "#instances-body")
         assert "90 % of 10" in text(page, "[data-tier=max]") and "1 slow tokens" in text(page, "[data-tier=max]")

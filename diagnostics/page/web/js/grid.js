@@ -10,7 +10,7 @@ export class Axis {
     const rough = size / count;
     this.gap = rough >= 26 ? 2 : rough >= 9 ? 1 : 0;
     this.nodeGap = numBorders === 0 ? this.gap : Math.max(this.gap + 1, Math.min(Math.round(rough * 0.16) + 1, 8));
-    if (numBorders > size / 5) this.nodeGap = this.gap;
+    if (numBorders > size / 5 || rough < 1.5) this.nodeGap = this.gap; // they would be uneven, or all there is
     const free = size - numBorders * this.nodeGap - (count - 1 - numBorders) * this.gap;
     Object.assign(this, { first, last, count, from, size, nodes, cell: free / count });
     this.starts = new Int32Array(count);

@@ -37,13 +37,18 @@ export function showInstances() {
   look();
 }
 
-function show({ instances, instances_lost: lost, handoffs, tiers }, history) {
+function show({ instances, instances_lost: lost, starting = [], scale, handoffs, tiers }, history) {
   const roles = ["prefill", "decode"].map((role) => instances.filter((one) => one.role === role));
+  const notes = ["prefill", "decode"].map((role) => [...comingTo(role, starting), ...planFor(role, scale)]);
   $("instances").hidden = false;
   $("instances-title").textContent = instances.length ? "Instances" : "Tiers";
   $("instances-hint").textContent = hint(roles, lost);
   const columns = instances.length
-    ? [group("Prefill", roles[0], "none: decode instances compute prompts"), onTheirWay(handoffs), group("Decode", roles[1], "none: prefill instances go on themselves")]
+    ? [
+        group("Prefill", roles[0], notes[0], "none: decode instances compute prompts"),
+        onTheirWay(handoffs),
+        group("Decode", roles[1], notes[1], "none: prefill instances go on themselves"),
+      ]
     : [];
   $("instances-body").replaceChildren(...columns, ...(tiers?.length ? [tierTable(tiers, history)] : []));
 }
@@ -53,9 +58,22 @@ function hint([prefill, decode], lost) {
   return `${prefill.length} prefill, ${decode.length} decode${lost ? `; ${lost} lost since the start` : ""}`;
 }
 
-function group(name, instances, none) {
-  const cards = instances.map(card);
-  return element("div", { class: "role" }, element("h3", {}, name), ...(cards.length ? cards : [element("p", {}, none)]));
+function group(name, instances, notes, none) {
+  const cards = instances.length ? instances.map(card) : [element("p", {}, none)];
+  return element("div", { class: "role" }, element("h3", {}, name), ...cards, ...notes.map((note) => element("p", {}, note)));
+}
+
+// Those that were asked for and have not come.
+function comingTo(role, starting) {
+  return starting.filter((one) => one.role === role).map((one) => `${one.name ?? "one more"} is being started with ${count(one.ranks, "rank")}`);
+}
+
+// What the planner of instances wants, and why.
+function planFor(role, scale) {
+  const plan = scale?.roles[role];
+  if (!plan) return [];
+  const wanted = plan.wanted === null ? "" : `${plan.wanted} wanted of ${plan.least} to ${plan.most}: `;
+  return [`--scale ${scale.mode}: ${wanted}${plan.why}`];
 }
 
 function card(one) {
