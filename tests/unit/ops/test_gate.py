@@ -1,6 +1,7 @@
 """The gate kernel against its oracle, against transformers' own routers, and against its promises."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -114,7 +115,7 @@ def routers():
     v2_groups = DeepseekV2Config(**{**tiny.V2, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2})
     v3 = DeepseekV3Config(**tiny.V3)
     mixtral = MixtralConfig(hidden_size=64, num_local_experts=16, num_experts_per_tok=4)
-    qwen = {"hidden_size": 64, "num_experts": 16, "num_experts_per_tok": 4}
+    qwen: dict[str, Any] = {"hidden_size": 64, "num_experts": 16, "num_experts_per_tok": 4}
     greedy = MoEConfig(**size, scoring="softmax", norm_topk_prob=False, routed_scaling_factor=16.0)
     grouped = MoEConfig(**size, scoring="softmax", norm_topk_prob=False, n_group=4, topk_group=2)
     sigmoid = MoEConfig(**size, scoring="sigmoid", n_group=4, topk_group=2, routed_scaling_factor=2.5)
@@ -150,3 +151,21 @@ def test_gate_chooses_as_transformers_does(family):
     want_weights, want_idx = by_expert(hf_weights, hf_idx)
     assert torch.equal(idx, want_idx)
     torch.testing.assert_close(weights, want_weights, rtol=1e-5, atol=1e-7)
+
+
+def test_roots_of_softplus_and_experts_that_are_given():
+    logits = torch.randn(9, 16, generator=torch.Generator().manual_seed(0)) * 8
+    bias = torch.randn(16, generator=torch.Generator().manual_seed(1))
+    rule = GateRule("sqrtsoftplus", 3, 1, 1, True, 1.5)
+    scores = torch.nn.functional.softplus(logits).sqrt()
+    weights, idx = ops.gate_topk(logits, bias, rule)
+    assert torch.equal(idx, (scores + bias).topk(3).indices)
+    chosen = scores.gather(1, idx)
+    torch.testing.assert_close(weights, chosen / chosen.sum(1, keepdim=True) * 1.5)
+    given = idx.flip(1)
+    weights, got = ops.gate_topk(logits, None, rule, torch.tensor([0] * 8 + [-1]), given)
+    assert torch.equal(got[:8], given[:8]) and (got[8] == -1).all()
+    chosen = scores.gather(1, given)
+    torch.testing.assert_close(weights, chosen / chosen.sum(1, keepdim=True) * 1.5)
+    with pytest.raises(ValueError, match=r"given experts are from 0 to 16; there are 0..15"):
+        ops.gate_topk(logits, None, rule, None, torch.full((9, 3), 16).scatter(1, torch.tensor([[0]]), 0))
