@@ -12,7 +12,7 @@ PYTHON  ?= python3
 RANKS   ?=
 PORT    ?= 8000
 MODEL   ?= examples/demo_model/checkpoint
-NAME    ?= $(if $(filter examples/demo_model/checkpoint,$(MODEL)),demo,$(notdir $(MODEL:/=)))
+NAME    ?= $(if $(filter examples/demo_model/checkpoint,$(MODEL)),demo,$(if $(filter examples/demo_model/checkpoint_v4,$(MODEL)),demo-v4,$(notdir $(MODEL:/=))))
 TORCH   ?= torch==2.13.0
 ARGS    ?=
 HALF    ?= all

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from eprt.config import EngineConfig, ModelConfig, MoEConfig, RopeConfig, V4Config
+from eprt.layers.hybrid_cache import PAGE_TOKENS
 from eprt.models.config_file import ConfigFile
 from eprt.models.generation_config import open_generation_config
 from eprt.models.hf_fields import take_dtype, take_eos_token_ids, take_num_layers
@@ -15,6 +16,7 @@ from eprt.models.model_types import take_quant_method
 
 # transformers' names of layers -> DeepSeek's compress_ratios.
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+_DEFAULT_PAGE_SIZE = 16  # of other models on CPU ranks: what EngineConfig has where nothing was given
 _DRAFTERS = {"dspark": "DSpark"}  # what names of fields begin with -> the drafter that these belong to
 
 
@@ -65,6 +67,11 @@ def _check_fields(file: ConfigFile, engine: EngineConfig) -> None:
         raise ValueError(f"--device {engine.device}: DeepSeek V4 runs on CPU ranks only so far; give --device cpu")
     if engine.kv_cache_dtype == "fp8":
         raise ValueError("--kv-cache-dtype fp8: not implemented for DeepSeek V4; leave it at auto, or give bf16")
+    if engine.page_size not in (_DEFAULT_PAGE_SIZE, PAGE_TOKENS):
+        raise ValueError(
+            f"--page-size {engine.page_size}: a page of DeepSeek V4's cache stands for {PAGE_TOKENS} positions; leave "
+            f"it out, or give {PAGE_TOKENS}"
+        )
 
 
 def _rope_dim(file: ConfigFile) -> int:

@@ -50,6 +50,18 @@ def _request(url: str, body: dict | None, timeout_s: float) -> dict:
         raise ConnectionError(f"{url}: status {error.code}: {error.read().decode(errors='replace')[:500]}") from error
 
 
+def print_drafts(url: str, timeout_s: float) -> None:
+    """How many drafted tokens the server has accepted; nothing where it drafts none."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=timeout_s) as response:
+        lines = [line.split() for line in response.read().decode().splitlines()]
+    drafted, accepted = (
+        sum(float(value) for name, value in (line for line in lines if len(line) == 2) if name.startswith(kind))
+        for kind in ("eprt_drafted_tokens_total", "eprt_accepted_tokens_total")
+    )
+    if drafted:
+        print(f"drafted {drafted:.0f} tokens, accepted {accepted:.0f} ({accepted / drafted:.1%})")
+
+
 def reply_text(message: dict) -> str:
     """The reply as the model wrote it, put together again where the server took thinking or tool calls out."""
     text = message.get("content") or ""
@@ -87,10 +99,11 @@ def ask_transformers(directory: Path, samples: list[Sample], batch: int = 32) ->
 
 def main() -> int:
     """Ask, print the table, optionally write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="root of a running server")
     parser.add_argument("--serve", action="store_true", help="start a server for the evaluation, on a free port")
     parser.add_argument("--ranks", type=int, default=4, help="ranks of the server that --serve starts")
+    parser.add_argument("--drafts", type=int, default=0, help="tokens that the server of --serve drafts in each step")
     parser.add_argument("--hf", action="store_true", help="evaluate with transformers instead of a server")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="directory for --hf and --serve")
     parser.add_argument("--num-prompts", type=int, default=440)
@@ -106,8 +119,10 @@ def main() -> int:
         elif args.serve:
             from eprt.serve.running import RunningServer
 
-            with RunningServer(args.checkpoint, args.ranks) as server:
+            drafts = str(args.drafts)
+            with RunningServer(args.checkpoint, args.ranks, "--num-speculative-tokens", drafts) as server:
                 replies = ask_server(server.url, samples, args.concurrency, args.timeout)
+                print_drafts(server.url, args.timeout)
         else:
             replies = ask_server(args.url.rstrip("/"), samples, args.concurrency, args.timeout)
     except (OSError, RuntimeError) as error:
