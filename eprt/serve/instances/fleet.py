@@ -56,7 +56,7 @@ class Fleet:
         # alone there.
         self.on_prediction: Callable[[Instance, float, float], None] = lambda instance, now_s, alone_s: None
         self.chooser = Chooser(lambda: self.living, config.options)
-        self.handoffs = Handoffs(self.chooser, config.options.handoff_timeout_s)
+        self.handoffs = Handoffs(self.chooser, config.options.handoff_timeout_s, config.options.engine.max_running)
         self._on_drain = on_drain
         self._instance_of: dict[int, Instance] = {}  # by id() of a Rank that is connected
         self._num_made = 0

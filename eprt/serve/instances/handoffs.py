@@ -56,10 +56,11 @@ class Handoffs:
 
     Args:
         timeout_s: how long pages are held.
+        max_running: sequences that a rank computes at once.
     """
 
-    def __init__(self, chooser: Chooser, timeout_s: float):
-        self._chooser, self._timeout_s = chooser, timeout_s
+    def __init__(self, chooser: Chooser, timeout_s: float, max_running: int):
+        self._chooser, self._timeout_s, self._max_running = chooser, timeout_s, max_running
         self.offers: dict[str, Offer] = {}  # by request id
         self.counts = HandoffCounts()
 
@@ -84,9 +85,20 @@ class Handoffs:
             source.pool.ranks[source_rank].send(msg.AbortRequest(request_id))
             self._begin(sequence, source)
             return
+        if self._displaces(sequence, target):
+            source.pool.ranks[source_rank].send(msg.AbortRequest(request_id))
+            self._begin(sequence, target)
+            return
         rank, request = target.pool.sequences.take_in(sequence, numbered=False)
         self.offers[request_id] = Offer(request_id, source, source_rank, target, rank, held)
         target.pool.ranks[rank].send(msg.Adopt(request, held))
+
+    def _displaces(self, sequence: RunningSequence, target: Instance) -> bool:
+        """Whether it must take the place of sequences of tiers behind its own. A sequence whose pages arrive waits for
+        a row behind all that arrived before; one that is computed there displaces by priority."""
+        tier, backlog = sequence.generation.tier, target.forecast.backlog
+        is_full = min(target.pool.router.num_requests) >= self._max_running
+        return tier is not None and is_full and any(other > tier.rank for other in backlog.tiers_there())
 
     def on_arrived(self, instance: Instance, message: msg.Arrived) -> None:
         """A decode instance has pulled the pages, or cannot use them."""

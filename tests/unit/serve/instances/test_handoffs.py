@@ -218,3 +218,27 @@ def test_several_prompts_and_samples_of_one_request_come_back_under_their_indice
         assert [(i, output.token_id) for i, output in await generation.next_outputs()] == [(i, i) for i in range(4)]
 
     run(life)
+
+
+def test_a_better_tier_is_computed_where_others_must_give_way():
+    async def life(fleet: GivenFleet) -> None:
+        best, last = fleet.options.tiers
+
+        def hand_over(tier) -> tuple[str, list]:
+            (request_id,) = fleet.submit([(PROMPT, PARAMS)], None, tier).request_ids
+            fleet.report(P, TokenOutput(request_id, 40))
+            fleet.sent(P)
+            fleet.hold(P, request_id)
+            return request_id, fleet.sent(D)
+
+        for _ in range(2):  # that is what runs at once
+            _, (adopt,) = hand_over(last)
+            assert isinstance(adopt, msg.Adopt)
+        _, (adopt,) = hand_over(last)
+        assert isinstance(adopt, msg.Adopt), "nobody gives way to the last tier"
+        request_id, (add,) = hand_over(best)
+        assert isinstance(add, msg.AddRequest) and add.generated == [40] and not add.hands_over
+        assert add.params.priority == 0 and fleet.sent(P) == [msg.AbortRequest(request_id)]
+        assert request_id not in fleet.handoffs.offers
+
+    run(life, "--prefill", "1", "--decode", "1", "--tier", "max=1,9", "--tier", "base=2,9", "--max-queue", "9")
