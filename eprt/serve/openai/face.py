@@ -99,7 +99,7 @@ def chat_fields(
     fields: dict[str, Any] = {}
     for name, value in given.items():
         if name in defaults:
-            if value not in defaults[name]:
+            if value not in (*defaults[name], [], {}):
                 only = f"; accepted only as {' or '.join(map(quoted, defaults[name]))}" if defaults[name] else ""
                 raise unsupported(name, f"eprt does not support {name}={quoted(value)}{only}")
         elif name in names:

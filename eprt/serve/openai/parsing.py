@@ -32,8 +32,11 @@ def _elsewhere(path: str, kind: type[msgspec.Struct], others: Mapping[str, Unser
     return {name: Unserved(why, values) for name, values in accepted.items()}
 
 
-_COMPLETION = {**_elsewhere("/v1/chat/completions", ChatRequest, unserved.CHAT), **unserved.COMPLETION}
-_CHAT = {**_elsewhere("/v1/completions", CompletionRequest, unserved.COMPLETION), **unserved.CHAT}
+_OF_CHATS = _elsewhere("/v1/chat/completions", ChatRequest, unserved.CHAT)
+_OF_COMPLETIONS = _elsewhere("/v1/completions", CompletionRequest, unserved.COMPLETION)
+_COMPLETION = {**_OF_CHATS, **unserved.COMPLETION}
+_CHAT = {**_OF_COMPLETIONS, **unserved.CHAT}
+OF_GENERATION = {**_OF_COMPLETIONS, **_OF_CHATS}  # for an endpoint that generates nothing
 
 
 def parse_completion(body: bytes) -> CompletionRequest:

@@ -11,7 +11,7 @@ import msgspec
 from eprt.engine.request import RequestLimits
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError, invalid, quoted
-from eprt.serve.openai.parsing import decode_body, parse_chat, parse_struct
+from eprt.serve.openai.parsing import OF_GENERATION, decode_body, parse_chat, parse_struct
 from eprt.serve.openai.prepare import Preparer
 from eprt.serve.openai.protocol import Int
 
@@ -47,8 +47,8 @@ class Tokenization:
         """Raises ApiError."""
         raw = decode_body(body)
         tokenizer = self._tokenizer()
-        if isinstance(raw, dict) and "messages" in raw:
-            if "prompt" in raw:
+        if isinstance(raw, dict) and raw.get("messages") is not None:
+            if raw.get("prompt") is not None:
                 raise invalid("prompt", "the body has prompt and messages; send one of them")
             own = {name: raw.pop(name) for name in _HowToTokenize.__struct_fields__ if name in raw}
             how: _HowToTokenize = parse_struct(own, _HowToTokenize)
@@ -56,7 +56,7 @@ class Tokenization:
             self._preparer.check_model(chat.model)
             text, adds_special = self._preparer.render_chat(chat), bool(how.add_special_tokens)
         else:
-            request = how = parse_struct(raw, TokenizeRequest)
+            request = how = parse_struct(raw, TokenizeRequest, OF_GENERATION)
             self._preparer.check_model(request.model)
             text, adds_special = request.prompt, request.add_special_tokens is not False
         token_ids = tokenizer.encode(text, add_special_tokens=adds_special)

@@ -23,6 +23,7 @@ def test_fields_have_their_meaning_in_a_chat():
         tool_choice={"type": "auto"},
         metadata={"user_id": "u"},
         top_k=3,
+        context_management={},
     )
     chat = found.chat
     assert [(message.role, message.content) for message in chat.messages] == [("system", "Be brief."), ("user", "Hi")]

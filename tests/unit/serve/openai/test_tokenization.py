@@ -114,3 +114,12 @@ def test_a_server_without_a_tokenizer_says_so():
     error = refused(tokenization.tokenize, prompt="x")
     assert error.code == "unsupported_endpoint" and "--skip-tokenizer-init" in error.message
     assert refused(tokenization.detokenize, tokens=[1]).code == "unsupported_endpoint"
+
+
+def test_fields_of_generation_that_ask_for_nothing_are_taken_in_either_form(tokenization):
+    neutral = {"add_generation_prompt": True, "tools": [], "chat_template": None, "mm_processor_kwargs": {}}
+    bare = tokenize(tokenization, prompt="the quick")
+    assert tokenize(tokenization, prompt="the quick", messages=None, **neutral) == bare
+    assert tokenize(tokenization, **CHAT, prompt=None, **neutral) == tokenize(tokenization, **CHAT)
+    error = refused(tokenization.tokenize, prompt="the quick", tools=[{}])
+    assert error.param == "tools" and "it is a field of /v1/chat/completions" in error.message

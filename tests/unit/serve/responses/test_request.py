@@ -23,6 +23,7 @@ def test_fields_have_their_meaning_in_a_chat():
         seed=7,
         text={"format": {"type": "text"}},
         store=None,
+        context_management=[],
     )
     assert [(message.role, message.content) for message in request.messages] == [
         ("system", "Be brief."),
