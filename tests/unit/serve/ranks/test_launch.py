@@ -24,12 +24,12 @@ if {deaf}:
 open("{folder}/mpirun-0", "w").close()
 rank = '''
 import signal, sys, time
-signal.pthread_sigmask(signal.SIG_SETMASK, [])
 taken = []
 def take(*_):
     taken.append(1)
     open("{folder}/taken-" + str(len(taken)) + "-" + sys.argv[3], "w").close()
 signal.signal(signal.SIGUSR1, take)
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
 open("{folder}/ready-" + sys.argv[3], "w").close()
 while len(taken) < {signals}:
     time.sleep(0.01)
