@@ -9,7 +9,7 @@ CASES = "tests.ranks.cases_masked"
 
 def run(case: str, num_ranks: int, said: str, killed: set[int], **options) -> None:
     processes = start_torch_ranks(num_ranks, f"{CASES}:{case}", **options)
-    for rank, (status, output) in enumerate(finish(processes, timeout_s=200)):
+    for rank, (status, output) in enumerate(finish(processes, timeout_s=600)):
         assert status == (-9 if rank in killed else 0), f"rank {rank} ended with {status}:\n{output}"
         assert rank in killed or said in output, output
 

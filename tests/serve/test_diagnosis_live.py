@@ -17,6 +17,7 @@ from eprt.diagnostics import read_log
 
 from eprt.serve.running import RunningServer
 from tests.serve.conftest import MODEL
+from tests.serve.processes import PATIENCE_S
 from tests.web.conftest import browser, open_page, wait_until  # noqa: F401  (fixtures)
 
 SLOW_RANK = 2
@@ -28,7 +29,7 @@ class Watched:
 
     def __init__(self, server: RunningServer, log_dir: Path):
         self.server, self.log_dir = server, log_dir
-        self.http = httpx.Client(base_url=server.url, timeout=60)
+        self.http = httpx.Client(base_url=server.url, timeout=PATIENCE_S)
 
     def get(self, path: str):
         return self.http.get(path).raise_for_status().json()
@@ -74,7 +75,7 @@ def watched(tmp_path_factory) -> Iterator[Watched]:
             body = {"prompt": "Tell me", "max_tokens": 64, "ignore_eos": True, "n": 8, "temperature": 1}
             while not done.is_set():
                 with contextlib.suppress(httpx.HTTPError):
-                    httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+                    httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S)
 
         busy = threading.Thread(target=keep_busy)
         busy.start()

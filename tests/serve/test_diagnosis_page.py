@@ -3,7 +3,6 @@
 import io
 import json
 import threading
-import time
 
 import httpx
 import numpy as np
@@ -11,28 +10,29 @@ import pytest
 from eprt.diagnostics.__main__ import main
 from eprt.diagnostics.page.server_source import Client, ServerSource
 
+from tests.serve.processes import PATIENCE_S, wait_until
+
 PAGE = "/v1/eprt/diagnose/page/"
 
 
 @pytest.fixture(scope="module")
 def http(server):
     """While requests run, so that windows close."""
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         done = threading.Event()
 
         def keep_busy():
             while not done.is_set():
                 body = {"prompt": "Tell me", "max_tokens": 64, "ignore_eos": True, "n": 4, "temperature": 1}
-                httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+                httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).raise_for_status()
 
         busy = threading.Thread(target=keep_busy)
         busy.start()
-        deadline_s = time.monotonic() + 40
-        while not client.get(f"{PAGE}api/overview").json()["windows"]["window"]:
-            assert time.monotonic() < deadline_s, "no window was closed"
-            time.sleep(0.2)
-        done.set()
-        busy.join()
+        try:
+            wait_until(lambda: client.get(f"{PAGE}api/overview").json()["windows"]["window"], "a closed window")
+        finally:
+            done.set()
+            busy.join()
         yield client
 
 

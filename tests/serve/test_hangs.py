@@ -13,7 +13,7 @@ from eprt.diagnostics import analyse, read_log
 
 from eprt.serve.running import RunningServer
 from tests.serve.conftest import MODEL
-from tests.serve.processes import held, ranks_of, wait_until
+from tests.serve.processes import PATIENCE_S, held, ranks_of, wait_until
 
 BODY = {"prompt": "Tell me", "max_tokens": 64, "ignore_eos": True, "n": 8, "temperature": 1}
 
@@ -26,7 +26,7 @@ def under_load(num_ranks: int, *arguments: str, **variables: str) -> Iterator[Ru
     def keep_busy() -> None:
         while not done.is_set():
             with contextlib.suppress(httpx.HTTPError):
-                httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=100)
+                httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE_S)
 
     with RunningServer(MODEL, num_ranks, *arguments, variables=variables) as server:
         busy = threading.Thread(target=keep_busy)
@@ -41,12 +41,12 @@ def under_load(num_ranks: int, *arguments: str, **variables: str) -> Iterator[Ru
 
 
 def num_steps(url: str) -> float:
-    lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text.splitlines()
     return sum(float(line.split()[1]) for line in lines if line.startswith("eprt_steps_total"))
 
 
 def get(url: str) -> dict:
-    return httpx.get(url, timeout=30).json()
+    return httpx.get(url, timeout=PATIENCE_S).json()
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -62,7 +62,7 @@ def test_a_stopped_rank_is_named_while_it_stands_still(num_ranks, tmp_path):
             first = get(f"{server.url}/v1/eprt/diagnose")["findings"][0]
             assert (first["kind"], first["rank"], first["cause"]) == ("hang", culprit, "stopped")
             assert first["active"] and first["pid"] == pid and abs(first["t_start"] - began_s) < 2
-            metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
+            metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
             assert f'eprt_rank_silent{{rank="{culprit}"}} 1.0' in metrics
             assert 'eprt_rank_silent{rank="0"} 0.0' in metrics
             wait_until(lambda: analyse(tmp_path).findings[:1], "the log")

@@ -72,7 +72,7 @@ def test_an_installed_wheel_serves(wheel, tmp_path):
         assert where.stdout.startswith(str(fresh)), where
     finally:
         server.terminate()
-        assert server.wait(60) == 0, log.read_text()
+        assert server.wait(200) == 0, log.read_text()
 
 
 def test_an_sdist_has_all_that_a_wheel_is_built_from(tmp_path):

@@ -90,7 +90,7 @@ def test_bad_arguments_are_named():
 
 def run_bound(code: str) -> str:
     """Binding changes the process, so it happens in a child."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

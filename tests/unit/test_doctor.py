@@ -15,7 +15,7 @@ def run_doctor(*arguments: str, code: str = "", **changes: str | None) -> subpro
         environment.pop(name, None)
     script = f"{code}\nimport sys\nfrom eprt.doctor import main\nsys.exit(main({list(arguments)!r}))"
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=300, check=False
     )
 
 

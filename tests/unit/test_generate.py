@@ -15,7 +15,7 @@ from tests.unit.cases import MODEL, ROOT
 def run(*arguments: str, launcher: Sequence[str] = ()) -> subprocess.CompletedProcess:
     command = [*launcher, sys.executable, "-m", "eprt.cli", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=env.mpi_environment(), capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, env=env.mpi_environment(), capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -18,7 +18,7 @@ def test_a_killed_mpirun_of_the_same_pid_is_in_nobodys_way(tmp_path):
     )
     command = ["/bin/sh", "-c", leave_session, "sh", *mpirun.mpirun_command("-n", "2", "echo", "here")]
     environment = {**env.mpi_environment(), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "here\nhere\n"), done
     assert not list(tmp_path.glob("ompi.*"))
 
@@ -43,7 +43,7 @@ print(json.dumps([sorted(c.laddr.ip for c in found if c.status == psutil.CONN_LI
 def addresses_of(environment: dict[str, str]) -> set[str]:
     """On which mpirun listens."""
     command = mpirun.mpirun_command("-n", "1", sys.executable, "-c", RANK)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done
     addresses, own = json.loads(done.stdout)
     assert own == "0.0.0.0", "a rank binds to what it asks for"

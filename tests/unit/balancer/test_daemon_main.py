@@ -49,7 +49,7 @@ def test_signals_end_it_cleanly_and_json_is_one_object_a_line(played, number):
     assert process.stdout is not None
     lines = [json.loads(process.stdout.readline()) for _ in range(5)]
     process.send_signal(getattr(signal, number))
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0 and "stopped; the server continues migration 1" in err, err
     assert all(json.loads(line)["schema"] == "eprt.balancer/1" for line in out.splitlines())
     assert [line["state"] for line in lines] == ["watching"] * 3 + ["migrating"] * 2

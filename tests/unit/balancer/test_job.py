@@ -97,7 +97,7 @@ def test_a_process_of_its_own_answers_the_same(request_):
     sent = request_.to_bytes()
     assert PlanRequest.from_bytes(sent).to_bytes() == sent
     done = subprocess.run(
-        [sys.executable, "-m", "eprt.balancer.job"], input=sent, capture_output=True, timeout=60, check=False
+        [sys.executable, "-m", "eprt.balancer.job"], input=sent, capture_output=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     assert same(PlanAnswer.from_json(json.loads(done.stdout)), solve(request_))

@@ -186,7 +186,7 @@ def test_a_reader_that_has_enough_is_no_error(log_8, form):
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         errors = process.stderr.read().decode()
-        assert process.wait(60) == 1 and "Broken pipe" not in errors and "BrokenPipe" not in errors
+        assert process.wait(200) == 1 and "Broken pipe" not in errors and "BrokenPipe" not in errors
 
 
 def test_a_port_that_is_taken(log_8, server_8, capsys):
@@ -202,10 +202,10 @@ def test_the_command_serves_the_page_until_it_is_interrupted(log_8):
         assert process.stdout is not None
         url = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
         assert url and "ssh -L" in process.stdout.readline()
-        with urllib.request.urlopen(url[0], timeout=20) as reply:
+        with urllib.request.urlopen(url[0], timeout=100) as reply:
             assert b"<title>eprt diagnose</title>" in reply.read()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=100) == 0
         assert process.stderr is not None and process.stderr.read() == ""
     finally:
         process.kill()

@@ -190,7 +190,7 @@ def test_server_is_asked_in_order():
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         samples = held_out_questions(44)
-        replies = ask_server(f"http://127.0.0.1:{server.server_port}", samples, concurrency=4, timeout_s=20)
+        replies = ask_server(f"http://127.0.0.1:{server.server_port}", samples, concurrency=4, timeout_s=100)
     finally:
         server.shutdown()
         server.server_close()

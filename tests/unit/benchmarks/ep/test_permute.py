@@ -54,7 +54,7 @@ def test_every_row_comes_to_its_groups_and_sums_come_back():
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.stdout == "the same rows and sums\n", done.stdout + done.stderr

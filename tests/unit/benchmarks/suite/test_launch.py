@@ -48,7 +48,7 @@ def test_ranks_of_the_next_case_are_already_there(spares, monkeypatch):
 
     def end(ranks):
         for process in ranks:
-            process.communicate("job\n", timeout=60)
+            process.communicate("job\n", timeout=300)
             assert process.returncode == 0
 
     monkeypatch.setattr(spare_ranks, "start", start)

@@ -23,7 +23,7 @@ def ask(
     **headers: str,
 ):
     """The path goes out as it stands, dots and all."""
-    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=20)
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=100)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
     for name, value in headers.items():
@@ -166,7 +166,7 @@ def test_data_come_as_the_page_gives_them(server_8):
 def test_events_tell_of_new_windows(tmp_path):
     write_log(tmp_path, 4, 2, 4)
     with served(open_log(tmp_path)) as server:
-        connection = http.client.HTTPConnection(*server.server_address[:2], timeout=20)
+        connection = http.client.HTTPConnection(*server.server_address[:2], timeout=100)
         connection.request("GET", "/api/events")
         stream = connection.getresponse()
         assert stream.headers["content-type"] == "text/event-stream"

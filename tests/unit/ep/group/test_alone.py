@@ -7,6 +7,7 @@ from pathlib import Path
 
 from eprt import env
 from eprt.mpirun import mpirun_command
+from tests.ranks.shared_files import is_of_no_process
 
 ALONE = """
 import psutil
@@ -27,10 +28,10 @@ def test_one_process_leaves_no_file_and_listens_nowhere(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", ALONE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables, text=True
     )
-    out, error = process.communicate(timeout=100)
+    out, error = process.communicate(timeout=300)
     assert process.returncode == 0 and out.split() == ["1", "0"], (out, error)
     # Open MPI names its segments by a number of the job, and other tests make some meanwhile.
-    left = [path for path in set(Path("/dev/shm").iterdir()) - before if _is_of_no_process(path)]
+    left = [path for path in set(Path("/dev/shm").iterdir()) - before if is_of_no_process(path)]
     assert not left and not list(tmp_path.iterdir())
 
 
@@ -49,16 +50,5 @@ group.close()
 def test_ranks_of_one_host_do_not_listen():
     variables = {k: v for k, v in env.mpi_environment().items() if k != "OMPI_MCA_btl"}
     command = mpirun_command("-n", "2", sys.executable, "-c", RANKS)
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[[], []]"), done.stderr
-
-
-def _is_of_no_process(path: Path) -> bool:
-    """Whether nobody maps it."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            if str(path) in maps.read_text():
-                return False
-        except OSError:
-            continue
-    return path.exists()

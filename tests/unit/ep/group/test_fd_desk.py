@@ -41,7 +41,7 @@ def test_another_process_gets_the_file():
         "import os, pickle; from eprt.ep.group.fd_desk import FdDesk; "
         f"print(os.pread(FdDesk.fetch(pickle.loads(bytes.fromhex({ticket!r}))), 100, 0).decode())"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert ended.stdout == "shared\n", ended.stderr
     desk.close()
 

@@ -40,7 +40,7 @@ def test_a_rank_has_the_board_and_the_servers_variables(saved):
     fd = os.memfd_create("board")
     config = RankConfig(OPTIONS, 1, 2, fd, "unix:x", "secret", 7, True, {"EPRT_TIMEOUT_S": "99"})
     process = processes.start_rank(config)
-    assert process.wait(60) == 0 and os.getsid(0) != process.pid
+    assert process.wait(200) == 0 and os.getsid(0) != process.pid
     os.close(fd)
     assert (saved / "arguments").read_text() == "-m eprt.serve.ranks 1\n"
     assert msgspec.json.decode((saved / "config").read_bytes(), type=RankConfig) == config
@@ -52,7 +52,7 @@ def test_a_rank_has_the_board_and_the_servers_variables(saved):
 def test_the_frontend_has_its_sockets_and_no_mpi(saved):
     reader, writer = os.pipe()
     config = FrontendConfig(OPTIONS, 2, "secret", reader, writer)
-    assert processes.start_frontend(config).wait(60) == 0
+    assert processes.start_frontend(config).wait(200) == 0
     assert (saved / "arguments").read_text() == "-m eprt.serve.frontend\n"
     assert msgspec.json.decode((saved / "config").read_bytes(), type=FrontendConfig) == config
     assert {str(reader), str(writer)} <= set((saved / "fds").read_text().split())

@@ -31,7 +31,7 @@ def test_a_stopped_process_is_told_from_one_that_sleeps(process):
     with held(process.pid):
         assert rank.is_stopped
     rank.kill()
-    assert process.wait(60) == -signal.SIGKILL and not rank.is_stopped
+    assert process.wait(200) == -signal.SIGKILL and not rank.is_stopped
     rank.kill()  # twice is fine
 
 
@@ -40,7 +40,7 @@ def test_a_process_that_has_ended_is_not_taken_for_another(process):
     rank.watch_process()
     descriptor = rank.pidfd
     process.kill()
-    process.wait(60)
+    process.wait(200)
     rank.kill()
     assert rank.pidfd == -1
     with pytest.raises(OSError):
@@ -80,5 +80,5 @@ def test_the_kernel_says_whether_a_process_of_this_host_stands_still(process):
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert rank.process_state() == "ended"
-    process.wait(60)
+    process.wait(200)
     assert rank.process_state() == ""
