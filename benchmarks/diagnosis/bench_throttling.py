@@ -37,7 +37,7 @@ _POLL_S, _GIVE_UP_S = 0.25, 60.0
 
 
 class QuotaGroup:
-    """A cgroup of our own, in which a process may use so much of one core."""
+    """A cgroup of our own, in which a process may use so much of one core: for one holding."""
 
     def __init__(self, quota: float, root: Path = Path("/sys/fs/cgroup")):
         self._home = root / "cpu" if (root / "cpu" / "cgroup.procs").exists() else root
@@ -58,9 +58,7 @@ class QuotaGroup:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 (self._home / "cgroup.procs").write_text(str(pid))
-
-    def remove(self) -> None:
-        self._folder.rmdir()
+            self._folder.rmdir()
 
 
 class ThrottledServer:
@@ -98,7 +96,6 @@ class ThrottledServer:
                 if named_s is not None and now_s - named_s > 2 * self._window_s:
                     break
                 time.sleep(_POLL_S)
-        group.remove()
         recovered_s = self._wait_for_weight(rank)
         return {
             "rank": rank,
