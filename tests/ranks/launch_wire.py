@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 from eprt import env
+from tests.ranks.forked import ForkedRank
 from tests.ranks.launch import PATIENCE, ROOT
 from tests.ranks.launch_torch import finish
 
@@ -44,26 +45,26 @@ def start_wire_ranks(
     meeting: str | None = None,
     hosts: Sequence[Sequence[str]] = ((),),
     **kwargs,
-) -> list[subprocess.Popen[str]]:
-    """One process per host, with equally many ranks each, which call target ("module:function") with (group, **kwargs).
-    hosts: the command by which a program runs on each."""
+) -> Sequence[ForkedRank | subprocess.Popen[str]]:
+    """Ranks that call target ("module:function") with (group, **kwargs): a process for each on this host, or one for
+    all of each host. hosts: the command by which a program runs on each."""
     environment = {**env.without_mpi(), **PATIENCE, "EPRT_GROUP_KEY": KEY, **(extra_env or {})}
     place = meeting or f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "tests.ranks.launch_wire", target, json.dumps(kwargs), wire, place, str(num_ranks)]
+    arguments = [target, json.dumps(kwargs), wire, place, str(num_ranks)]
+    if len(hosts) == 1:
+        return [ForkedRank(main, *arguments, str(rank), environment=environment) for rank in range(num_ranks)]
     per_host = num_ranks // len(hosts)
-    ranks_of = [[str(rank) for rank in range(i * per_host, (i + 1) * per_host)] for i in range(len(hosts))]
-    # On one host each rank is this process's child, so that its exit status is seen.
-    starts = zip(hosts, ranks_of) if len(hosts) > 1 else [(hosts[0], [rank]) for rank in ranks_of[0]]
+    command = [sys.executable, "-m", "tests.ranks.launch_wire", *arguments]
     return [
         subprocess.Popen(
-            [*prefix, *command, ",".join(ranks)],
+            [*prefix, *command, ",".join(str(rank) for rank in range(i * per_host, (i + 1) * per_host))],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for prefix, ranks in starts
+        for i, prefix in enumerate(hosts)
     ]
 
 
@@ -122,8 +123,8 @@ def two_hosts() -> Iterator[tuple[list[str], list[list[str]]]]:
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True, timeout=60)
 
 
-def main() -> None:
-    *arguments, ranks = sys.argv[1:]
+def main(*given: str) -> None:
+    *arguments, ranks = given
     if "," in ranks:
         command = [sys.executable, "-m", "tests.ranks.launch_wire", *arguments]
         processes = [subprocess.Popen([*command, rank]) for rank in ranks.split(",")]
@@ -142,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
