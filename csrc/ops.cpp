@@ -1,5 +1,5 @@
-// Declares the library's operators and passes raw pointers and sizes to the kernels in cpu/. Only this file and
-// ops_ep.cpp include torch; they use the libtorch stable ABI, so one binary serves every torch >= 2.11.
+// Declares the library's operators and passes raw pointers and sizes to the kernels in cpu/. Only this file,
+// ops_ep.cpp and ops_v4.cpp include torch; they use the libtorch stable ABI, so one binary serves every torch >= 2.11.
 //
 // eprt/ops/*.py checks shapes and dtypes and words the errors; the checks here protect memory.
 

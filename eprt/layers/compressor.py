@@ -8,7 +8,9 @@ X entries, S tokens, D values of an entry. Knows nothing of where tokens and ent
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from eprt.layers.linear import Linear
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import rotate_last
 from eprt.ops.elementwise import Rotation
+from eprt.ops.shared_attention import pool_entries
 
 OVERLAPPING_RATIO = 4
 
@@ -34,7 +37,6 @@ class Compressor:
 
     def __init__(self, ratio: int, entry_size: int, weights: CompressorWeights, cos_sin_PR: Tensor):
         self.ratio, self.entry_size, self.weights, self.cos_sin_PR = ratio, entry_size, weights, cos_sin_PR
-        self.overlaps = ratio == OVERLAPPING_RATIO
 
     def project(self, h_TH: Tensor, position_T: Tensor) -> Tensor:
         """fp32 [T, 2, channels]: what the pooling needs of each token, values and gates."""
@@ -42,31 +44,24 @@ class Compressor:
         values_TC, gates_TC = w.values(h_TH, torch.float32), w.gates(h_TH, torch.float32)
         return torch.stack((values_TC, gates_TC + w.place_RC[position_T % self.ratio]), dim=1)
 
-    def first_needed(self, start: int) -> int:
-        """The first token whose projection later entries need, when tokens up to start - 1 are there."""
-        window = start // self.ratio * self.ratio
-        return max(0, window - self.ratio) if self.overlaps else window
-
-    def pool(self, states_S2C: Tensor, first: int, start: int, end: int) -> Tensor:
-        """fp32 [X, D]: the entries whose windows end at tokens start..end-1, in order. states: projections of tokens
-        first..end-1, first = first_needed(start)."""
-        ratio, window, closed = self.ratio, start // self.ratio, end // self.ratio
-        if closed <= window:
-            return states_S2C.new_empty(0, self.entry_size)
-        at = window * ratio - first
-        tokens = states_S2C[at : at + (closed - window) * ratio].unflatten(0, (-1, ratio))
-        if self.overlaps:
-            tokens = torch.cat((self._previous(states_S2C, at, tokens), tokens[..., self.entry_size :]), dim=1)
-        values, gates = tokens.unbind(dim=2)
-        pooled_XD = (values * gates.softmax(dim=1)).sum(dim=1)
-        position_X = torch.arange(window, closed) * ratio
+    def pool(self, states_S2C: Tensor, index_XR: Tensor, entry_X: Tensor) -> Tensor:
+        """fp32 [X, D]: some entries, from the projections of their tokens. index: which states these are, in the order
+        of tokens_of()."""
+        first_slots = index_XR.shape[1] - self.ratio
+        pooled_XD = pool_entries(states_S2C, index_XR, self.entry_size, first_slots)
         normed_XD = ops.rms_norm(pooled_XD, self.weights.norm.weight_H, self.weights.norm.eps)
-        return rotate_last(normed_XD.unsqueeze(1), Rotation(self.cos_sin_PR, position_X, True)).squeeze(1)
+        rotation = Rotation(self.cos_sin_PR, entry_X * self.ratio, True)
+        return rotate_last(normed_XD.unsqueeze(1), rotation).squeeze(1)
 
-    def _previous(self, states_S2C: Tensor, at: int, tokens_XR2C: Tensor) -> Tensor:
-        """The first set of channels of each window's predecessor, [X, ratio, 2, D]."""
-        first = states_S2C[at - self.ratio : at] if at else states_S2C.new_zeros(self.ratio, *states_S2C.shape[1:])
-        if not at:
-            first[:, 1] = -torch.inf  # no weight: a zero would get some
-        previous = torch.cat((first.unsqueeze(0), tokens_XR2C[:-1]))
-        return previous[..., : self.entry_size]
+
+def first_needed(ratio: int, start: int) -> int:
+    """The first token whose projection later entries need, when tokens up to start - 1 are there."""
+    window = start // ratio * ratio
+    return max(0, window - ratio) if ratio == OVERLAPPING_RATIO else window
+
+
+def tokens_of(ratio: int, entry_X: Any) -> Any:
+    """[X, R]: positions of the tokens of which entries are made; negative ones, before the first token, count for
+    nothing."""
+    before = ratio if ratio == OVERLAPPING_RATIO else 0
+    return entry_X[:, None] * ratio + np.arange(-before, ratio)

@@ -94,6 +94,14 @@ class Ring:
     def size(self) -> int:
         return self.slots_PSD.shape[1]
 
+    def gather(self, pages_BF: Tensor, request_Y: Tensor, position_Y: Tensor) -> Tensor:
+        """The slots of some positions of some requests, which have these pages."""
+        return self.slots_PSD[pages_BF[request_Y, self.page], position_Y % self.size]
+
+    def scatter(self, pages_BF: Tensor, request_Y: Tensor, position_Y: Tensor, values_YD: Tensor) -> None:
+        """values: of positions that lie less than `size` apart in each request."""
+        self.slots_PSD[pages_BF[request_Y, self.page], position_Y % self.size] = values_YD.to(self.slots_PSD.dtype)
+
     def read(self, pages_F: Tensor, first: int, end: int) -> Tensor:
         """The slots of positions first..end-1 of the request with these pages."""
         return self.slots_PSD[pages_F[self.page], torch.arange(first, end) % self.size]
@@ -137,26 +145,11 @@ class LayerPages:
             missing = self.tail[name].slots_PSD.shape[-1] - values.shape[-1]
             self.tail[name].write(tail_F, end, torch.nn.functional.pad(values, (0, missing)))
 
-    def insert(self, name: str, table_P: Tensor, first: int, entries_XD: Tensor) -> None:
-        """Stores entries first, first + 1, ... of the request with these context pages."""
+    def insert(self, name: str, table_BP: Tensor, request_X: Tensor, entry_X: Tensor, values_XD: Tensor) -> None:
+        """Stores entries of requests with these context pages."""
         pages = self.context[name]
-        page_X, slot_X = _page_and_slot(torch.arange(first, first + len(entries_XD)), pages.shape[1])
-        pages[table_P[page_X], slot_X] = entries_XD.to(pages.dtype)
-
-    def first_entries(self, name: str, table_P: Tensor, num: int) -> Tensor:
-        """The first entries of a request, [num, D]."""
-        pages = self.context[name]
-        return pages[table_P[: -(-num // pages.shape[1])]].flatten(0, 1)[:num]
-
-    def select_entries(self, table_P: Tensor, entry_nK: Tensor) -> Tensor:
-        """Some entries, [n, K, D]; of negative numbers any."""
-        pages = self.context["entries"]
-        page_nK, slot_nK = _page_and_slot(entry_nK.clamp(min=0), pages.shape[1])
-        return pages[table_P[page_nK], slot_nK]
-
-
-def _page_and_slot(entry_X: Tensor, page_entries: int) -> tuple[Tensor, Tensor]:
-    return entry_X // page_entries, entry_X % page_entries
+        page_X = table_BP[request_X, entry_X // pages.shape[1]]
+        pages[page_X, entry_X % pages.shape[1]] = values_XD.to(pages.dtype)
 
 
 @dataclass(frozen=True)

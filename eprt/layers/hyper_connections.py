@@ -2,24 +2,18 @@
 
 Before a sublayer the streams become one row (collapse); behind it every stream is a mixture of all of them plus its
 share of the sublayer's output (expand). The weights of both come from the streams themselves; those of the mixture are
-made doubly stochastic by Sinkhorn's iteration. All in fp32, each row by itself: sums are written out, because torch's
-reductions may add in another order in another batch.
+made doubly stochastic by Sinkhorn's iteration. All in fp32, each row by itself.
 
 T tokens, M streams, H hidden size. Knows nothing of what the sublayers compute.
 """
 
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
-import torch
 from torch import Tensor
 
-from eprt import ops
 from eprt.config import ModelConfig
-from eprt.layers.linear import Linear, plain_weight
-
-_LANES = 16  # columns per row that a vectorised function of torch gets whole, whatever the number of rows
+from eprt.ops import streams
+from eprt.ops.streams import StreamProjection
 
 
 @dataclass(frozen=True)
@@ -40,69 +34,33 @@ class StreamMix:
 
     def expand(self, out_TH: Tensor) -> Tensor:
         """The new streams, in out's dtype."""
-        return (self.mixed_TMH + self.post_TM.unsqueeze(-1) * out_TH.float().unsqueeze(1)).to(out_TH.dtype)
+        return streams.expand_streams(self.mixed_TMH, self.post_TM, out_TH)
 
 
-class _StreamProjection:
-    def __init__(self, config: ModelConfig, weights: StreamWeights):
-        assert config.v4 is not None
-        self.num_streams, self.hc_eps, self.norm_eps = config.v4.hc_mult, config.v4.hc_eps, config.rms_norm_eps
-        self.linear = Linear(plain_weight(weights.fn_KW.float().contiguous()))
-        self.base_K, self.scale = weights.base_K.float(), weights.scale.float()
-        self._ones = torch.ones(weights.fn_KW.shape[1])
-
-    def _project(self, x_TMH: Tensor) -> Tensor:
-        """fp32 [T, outputs] of the normalised streams."""
-        return self.linear(ops.rms_norm(x_TMH.flatten(1).float(), self._ones, self.norm_eps))
-
-    def _collapse(self, x_TMH: Tensor, pre_TM: Tensor) -> Tensor:
-        parts = (pre_TM[:, j, None] * x_TMH[:, j].float() for j in range(self.num_streams))
-        return reduce(add, parts).to(x_TMH.dtype)
-
-
-class HyperConnection(_StreamProjection):
+class HyperConnection:
     """Around one sublayer."""
 
     def __init__(self, config: ModelConfig, weights: StreamWeights):
-        super().__init__(config, weights)
-        assert config.v4 is not None
-        self.num_iterations = config.v4.hc_sinkhorn_iters
+        self.projection = _projection(config, weights)
 
     def __call__(self, x_TMH: Tensor) -> tuple[Tensor, StreamMix]:
         """(the sublayer's input [T, H], what to do with its output)."""
-        num = self.num_streams
-        projected_TK = self._project(x_TMH)
-        scale_K = self.scale.repeat_interleave(torch.tensor([num, num, num * num]))
-        weight_TK = projected_TK * scale_K + self.base_K
-        open_TK = _sigmoid(weight_TK[:, : 2 * num])
-        comb_TMM = self._doubly_stochastic(weight_TK[:, 2 * num :].unflatten(1, (num, num)))
-        mixed = [reduce(add, (comb_TMM[:, j, k, None] * x_TMH[:, j].float() for j in range(num))) for k in range(num)]
-        mix = StreamMix(torch.stack(mixed, dim=1), 2 * open_TK[:, num:])
-        return self._collapse(x_TMH, open_TK[:, :num] + self.hc_eps), mix
-
-    def _doubly_stochastic(self, logits_TMM: Tensor) -> Tensor:
-        """comb[j, k]: the weight of old stream j in new stream k."""
-        comb = logits_TMM.softmax(dim=-1) + self.hc_eps
-        comb = comb / (_sum(comb, 1) + self.hc_eps)
-        for _ in range(self.num_iterations - 1):
-            comb = comb / (_sum(comb, 2) + self.hc_eps)
-            comb = comb / (_sum(comb, 1) + self.hc_eps)
-        return comb
+        row_TH, mixed_TMH, post_TM = streams.mix_streams(x_TMH, self.projection)
+        return row_TH, StreamMix(mixed_TMH, post_TM)
 
 
-class StreamHead(_StreamProjection):
+class StreamHead:
     """From the streams to one row, behind the last layer."""
 
+    def __init__(self, config: ModelConfig, weights: StreamWeights):
+        self.projection = _projection(config, weights)
+
     def __call__(self, x_TMH: Tensor) -> Tensor:
-        weight_TM = self._project(x_TMH) * self.scale + self.base_K
-        return self._collapse(x_TMH, _sigmoid(weight_TM) + self.hc_eps)
+        return streams.collapse_streams(x_TMH, self.projection)
 
 
-def _sigmoid(x_TK: Tensor) -> Tensor:
-    """In rows of whole vectors: torch computes what is left behind the last one in another way."""
-    size = x_TK.shape[1]
-    return torch.nn.functional.pad(x_TK, (0, -size % _LANES)).sigmoid()[:, :size]
-
-
-def _sum(x: Tensor, dim: int) -> Tensor:
-    return reduce(add, x.split(1, dim=dim))
+def _projection(config: ModelConfig, weights: StreamWeights) -> StreamProjection:
+    assert config.v4 is not None
+    fn_KW, base_K, scale = (each.float().contiguous() for each in (weights.fn_KW, weights.base_K, weights.scale))
+    rule = config.v4.hc_eps, config.rms_norm_eps, config.v4.hc_sinkhorn_iters
+    return StreamProjection(fn_KW, base_K, scale, *rule)

@@ -80,8 +80,7 @@ class StreamMtpLayer:
 
 
 class DeepseekV4Model(DeepseekModel):
-    """hidden states between steps are the streams, [T, M, H]. Batch-invariant but for attention and compressors, whose
-    sums torch orders by the length of a request's chunk."""
+    """hidden states between steps are the streams, [T, M, H]. Batch-invariant."""
 
     def __init__(
         self,

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from eprt.layers.compressor import Compressor, CompressorWeights
+from eprt.layers.compressor import Compressor, CompressorWeights, first_needed, tokens_of
 from eprt.layers.norm import RMSNorm
 
 D, HIDDEN, TABLE = 8, 16, torch.cat((torch.ones(600, 2), torch.zeros(600, 2)), dim=1)  # no rotation
@@ -50,11 +51,18 @@ def expected(one: Compressor, h: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("ratio", "num"), [(4, 23), (128, 260)])
 @pytest.mark.parametrize("chunk", [1, 3, 5, 127, 128, 129, 1000])
 def test_entries_do_not_depend_on_how_tokens_are_cut(ratio, num, chunk):
+    """From the tokens that are needed at each cut, and not a bit is different."""
     one, h = compressor(ratio), torch.randn(num, HIDDEN, generator=torch.Generator().manual_seed(0))
     states = one.project(h, torch.arange(num))
     entries = []
     for start in range(0, num, chunk):
-        end, first = min(start + chunk, num), one.first_needed(start)
+        end, first = min(start + chunk, num), first_needed(ratio, start)
         assert start - first < 2 * ratio
-        entries.append(one.pool(states[first:end], first, start, end))
-    torch.testing.assert_close(torch.cat(entries), expected(one, h), rtol=1e-4, atol=1e-5)
+        entry_X = np.arange(start // ratio, end // ratio)
+        position_XR = tokens_of(ratio, entry_X)
+        index_XR = torch.from_numpy(np.where(position_XR < 0, -1, position_XR - first))
+        entries.append(one.pool(states[first:end], index_XR, torch.from_numpy(entry_X)))
+    every = tokens_of(ratio, np.arange(num // ratio))
+    whole = one.pool(states, torch.from_numpy(every.clip(min=-1)), torch.arange(num // ratio))
+    assert torch.equal(torch.cat(entries), whole)
+    torch.testing.assert_close(whole, expected(one, h), rtol=1e-4, atol=1e-5)

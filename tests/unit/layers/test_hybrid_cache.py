@@ -42,13 +42,21 @@ def test_a_bookmark_carries_the_window_and_the_first_channels_of_open_windows():
     assert torch.equal(state[:, :2], rows(252, 256, 2)) and not state[:, 2:].any()
 
 
+def test_places_of_several_requests_at_once():
+    one, tails = ring(8, 2, page=1), torch.tensor([[0, 3], [1, 2]])
+    request, position = torch.tensor([0, 0, 1, 1]), torch.tensor([7, 8, 30, 31])
+    one.scatter(tails, request, position, rows(0, 4, 2))
+    assert torch.equal(one.read(tails[0], 7, 9), rows(0, 2, 2)) and torch.equal(
+        one.read(tails[1], 30, 32), rows(2, 4, 2)
+    )
+    assert torch.equal(one.gather(tails, request.flip(0), position.flip(0)), rows(0, 4, 2).flip(0))
+    assert one.slots_PSD[:2].isnan().all(), "no other page is touched"
+
+
 def test_entries_lie_in_the_pages_of_their_positions():
-    pages, table = layer(), torch.tensor([3, 1])
-    pages.insert("entries", table, 60, rows(60, 70, 3))
+    pages, tables = layer(), torch.tensor([[3, 1], [0, 2]])
+    request, entry = torch.tensor([0] * 10 + [1]), torch.tensor([*range(60, 70), 65])
+    pages.insert("entries", tables, request, entry, torch.cat((rows(60, 70, 3), rows(7, 8, 3))))
     assert torch.equal(pages.context["entries"][3, 60:], rows(60, 64, 3))
     assert torch.equal(pages.context["entries"][1, :6], rows(64, 70, 3))
-    chosen = torch.tensor([[69, 61], [64, -1]])
-    got = pages.select_entries(table, chosen)
-    assert got[0, :, 0].tolist() == [69, 61] and got[1, 0, 0] == 64
-    pages.insert("entries", table, 0, rows(0, 60, 3))
-    assert torch.equal(pages.first_entries("entries", table, 66), rows(0, 66, 3))
+    assert torch.equal(pages.context["entries"][2, 1:2], rows(7, 8, 3))

@@ -2,6 +2,7 @@
 turned around must show."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -13,11 +14,11 @@ from eprt.layers import compressed_attention, compressor, entry_indexer, hyper_c
 from eprt.layers.compressed_attention import CompressedAttention
 from eprt.layers.compressor import Compressor
 from eprt.layers.entry_indexer import EntryIndexer
-from eprt.layers.hyper_connections import HyperConnection, StreamMix
+from eprt.layers.hyper_connections import StreamMix
 from eprt.layers.rope import cos_sin_table
 from eprt.models.loader import load_model
 from eprt.ops.elementwise import Rotation
-from tests import tiny_v4
+from tests import reference_v4, tiny_v4
 from tests.paged_v4 import HybridRunner
 
 TOLERANCE, VISIBLE = 1e-4, 1e-2  # of log-probabilities: rounding; what the whole model may be off by
@@ -54,6 +55,14 @@ def test_log_probabilities_equal_transformers_in_one_piece_and_by_chunks(golden,
     assert difference(load(golden[1]), golden, chunk, num) < TOLERANCE
 
 
+def test_not_a_bit_depends_on_the_chunk(golden):
+    model = load(golden[1])
+    whole = HybridRunner(model).log_probs(golden[2][:300])
+    for chunk in (1, 37, 129):
+        num = 140 if chunk == 1 else 300
+        assert torch.equal(HybridRunner(model).log_probs(golden[2][:num], chunk), whole[:num])
+
+
 def run_engine(engine: Engine, prompts: list[list[int]], **params: Any) -> list[Any]:
     """All outputs of each prompt, computed together."""
     for i, prompt in enumerate(prompts):
@@ -77,6 +86,22 @@ def test_prompts_around_the_ends_of_windows_and_pages(golden, lengths):
         got = torch.tensor([value for value, _, _ in outputs[0].prompt_logprobs])
         target = torch.tensor(prompt[1:])
         assert (got - want[: len(prompt) - 1].gather(1, target[:, None])[:, 0]).abs().max() < TOLERANCE
+    engine.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_not_a_bit_depends_on_other_requests(golden, dtype):
+    """Alone, and among others that come before and behind it."""
+    _, directory, tokens, _ = golden
+    prompts = [tokens[first : first + num].tolist() for first, num in ((0, 300), (50, 131), (7, 20), (90, 260))]
+    options = {"dtype": dtype, "chunk_size": 100, "kv_cache_gb": 0.01, "max_num_seqs": 4, "enable_prefix_cache": False}
+    engine = Engine(EngineConfig(str(directory), **options))
+    together = run_engine(engine, prompts, max_tokens=5, prompt_logprobs=0, logprobs=0)
+    for prompt, outputs in zip(prompts, together):
+        alone = run_engine(engine, [prompt], max_tokens=5, prompt_logprobs=0, logprobs=0)[0]
+        assert [output.token_id for output in alone] == [output.token_id for output in outputs]
+        assert [output.logprob for output in alone] == [output.logprob for output in outputs]
+        assert alone[0].prompt_logprobs == outputs[0].prompt_logprobs
     engine.close()
 
 
@@ -171,12 +196,12 @@ def _entries_seen_one_token_late(monkeypatch, model):
 
 
 def _first_window_with_a_zero_before(monkeypatch, model):
-    previous = Compressor._previous
+    def turned(states, index, *args):
+        zero = torch.zeros_like(states[:1])
+        return pool(torch.cat((states, zero)), index.masked_fill(index < 0, len(states)), *args)
 
-    def turned(self, states, at, tokens):
-        return previous(self, states, at, tokens).nan_to_num(neginf=0.0)
-
-    monkeypatch.setattr(Compressor, "_previous", turned)
+    pool = compressor.pool_entries
+    monkeypatch.setattr(compressor, "pool_entries", turned)
 
 
 def _halves_of_channels_exchanged(monkeypatch, model):
@@ -184,7 +209,7 @@ def _halves_of_channels_exchanged(monkeypatch, model):
 
     def turned(self, h, position):
         states = project(self, h, position)
-        return states.roll(self.entry_size, dims=2) if self.overlaps else states
+        return states.roll(self.entry_size, dims=2) if self.ratio == 4 else states
 
     monkeypatch.setattr(Compressor, "project", turned)
 
@@ -217,13 +242,14 @@ def _worst_entries_chosen(monkeypatch, model):
 
 
 def _streams_mixed_the_other_way(monkeypatch, model):
-    mix = HyperConnection._doubly_stochastic
-    monkeypatch.setattr(HyperConnection, "_doubly_stochastic", lambda self, logits: mix(self, logits).transpose(1, 2))
+    turned = functools.partial(reference_v4.mix_streams, turned=True)
+    monkeypatch.setattr(hyper_connections.streams, "mix_streams", turned)
 
 
 def _a_single_sinkhorn_step(monkeypatch, model):
     for layer in model.layers:
-        layer.attention_mix.num_iterations = layer.mlp_mix.num_iterations = 1
+        for mix in (layer.attention_mix, layer.mlp_mix):
+            mix.projection = dataclasses.replace(mix.projection, num_iterations=1)
 
 
 def _outputs_not_doubled(monkeypatch, model):
@@ -232,11 +258,8 @@ def _outputs_not_doubled(monkeypatch, model):
 
 
 def _streams_not_normalised(monkeypatch, model):
-    def plain(x, weight, eps):
-        return x if x.shape[1] == 256 else norm(x, weight, eps)
-
-    norm = hyper_connections.ops.rms_norm
-    monkeypatch.setattr(hyper_connections.ops, "rms_norm", plain)
+    turned = functools.partial(reference_v4.mix_streams, normalised=False)
+    monkeypatch.setattr(hyper_connections.streams, "mix_streams", turned)
 
 
 def _gate_of_sigmoids(monkeypatch, model):

@@ -1,0 +1,134 @@
+// The operators of DeepSeek V4; see ops.cpp. eprt/ops/streams.py and shared_attention.py check shapes and dtypes.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <optional>
+
+#include "cpu/shared_attention.h"
+#include "cpu/streams.h"
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+namespace {
+
+using OptionalTensor = std::optional<Tensor>;
+
+eprt::Dtype dtype_of(const Tensor& t) {
+  const ScalarType type = t.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, "expected float32 or bfloat16");
+  return type == ScalarType::Float ? eprt::Dtype::kFloat32 : eprt::Dtype::kBFloat16;
+}
+
+template <class T>
+const T* data_of(const Tensor& t) {
+  return static_cast<const T*>(t.data_ptr());
+}
+
+void stream_mix(Tensor x_TMH, Tensor fn_KW, Tensor base_K, Tensor scale, double eps, double norm_eps,
+                int64_t iterations, Tensor row_TH, OptionalTensor mixed_TMH, OptionalTensor post_TM,
+                int64_t num_threads) {
+  const eprt::StreamMixArgs args{.x = x_TMH.data_ptr(),
+                                 .type = dtype_of(x_TMH),
+                                 .fn = data_of<float>(fn_KW),
+                                 .base = data_of<float>(base_K),
+                                 .scale = data_of<float>(scale),
+                                 .row = row_TH.data_ptr(),
+                                 .mixed = mixed_TMH ? static_cast<float*>(mixed_TMH->data_ptr()) : nullptr,
+                                 .post = post_TM ? static_cast<float*>(post_TM->data_ptr()) : nullptr,
+                                 .rows = x_TMH.size(0),
+                                 .streams = x_TMH.size(1),
+                                 .size = x_TMH.size(2),
+                                 .iterations = iterations,
+                                 .eps = static_cast<float>(eps),
+                                 .norm_eps = static_cast<float>(norm_eps),
+                                 .num_threads = static_cast<int>(num_threads)};
+  STD_TORCH_CHECK(args.streams <= eprt::kMaxStreams && fn_KW.size(0) == args.outputs(), "stream_mix: shapes differ");
+  eprt::stream_mix(args);
+}
+
+void stream_expand(Tensor mixed_TMH, Tensor post_TM, Tensor y_TH, Tensor out_TMH, int64_t num_threads) {
+  eprt::stream_expand({.mixed = data_of<float>(mixed_TMH),
+                       .post = data_of<float>(post_TM),
+                       .y = y_TH.data_ptr(),
+                       .out = out_TMH.data_ptr(),
+                       .type = dtype_of(y_TH),
+                       .rows = mixed_TMH.size(0),
+                       .streams = mixed_TMH.size(1),
+                       .size = mixed_TMH.size(2),
+                       .num_threads = static_cast<int>(num_threads)});
+}
+
+int64_t shared_attention(Tensor query_TND, Tensor local_XD, Tensor local_begin_T, Tensor local_end_T,
+                         Tensor entries_PED, Tensor table_BP, Tensor request_T, Tensor num_entries_T,
+                         OptionalTensor slot_TK, Tensor sink_N, double scale, Tensor out_TND, int64_t num_threads) {
+  const eprt::SharedAttentionArgs args{.query = query_TND.data_ptr(),
+                                       .local = local_XD.data_ptr(),
+                                       .type = dtype_of(query_TND),
+                                       .local_begin = data_of<int64_t>(local_begin_T),
+                                       .local_end = data_of<int64_t>(local_end_T),
+                                       .entries = entries_PED.data_ptr(),
+                                       .entry_type = dtype_of(entries_PED),
+                                       .entry_page = entries_PED.stride(0),
+                                       .num_pages = entries_PED.size(0),
+                                       .page_entries = entries_PED.size(1),
+                                       .table = data_of<int64_t>(table_BP),
+                                       .num_requests = table_BP.size(0),
+                                       .table_width = table_BP.size(1),
+                                       .request = data_of<int32_t>(request_T),
+                                       .num_entries = data_of<int32_t>(num_entries_T),
+                                       .slot = slot_TK ? data_of<int32_t>(*slot_TK) : nullptr,
+                                       .slot_width = slot_TK ? slot_TK->size(1) : 0,
+                                       .sink = data_of<float>(sink_N),
+                                       .out = static_cast<float*>(out_TND.data_ptr()),
+                                       .rows = query_TND.size(0),
+                                       .heads = query_TND.size(1),
+                                       .size = query_TND.size(2),
+                                       .num_local = local_XD.size(0),
+                                       .scale = static_cast<float>(scale),
+                                       .num_threads = static_cast<int>(num_threads)};
+  const int64_t bad = eprt::shared_attention_first_bad_row(args);
+  if (bad < 0) eprt::shared_attention(args);
+  return bad;
+}
+
+int64_t pool_entries(Tensor state_S2C, Tensor index_XR, int64_t first_slots, Tensor out_XD, int64_t num_threads) {
+  const eprt::PoolArgs args{.state = data_of<float>(state_S2C),
+                            .index = data_of<int64_t>(index_XR),
+                            .out = static_cast<float*>(out_XD.data_ptr()),
+                            .num_states = state_S2C.size(0),
+                            .channels = state_S2C.size(2),
+                            .rows = index_XR.size(0),
+                            .slots = index_XR.size(1),
+                            .size = out_XD.size(1),
+                            .first_slots = first_slots,
+                            .num_threads = static_cast<int>(num_threads)};
+  const int64_t bad = eprt::pool_first_bad_row(args);
+  if (bad < 0) eprt::pool_entries(args);
+  return bad;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
+  m.def(
+      "stream_mix(Tensor x_TMH, Tensor fn_KW, Tensor base_K, Tensor scale, float eps, float norm_eps, int iterations, "
+      "Tensor(a!) row_TH, Tensor(b!)? mixed_TMH, Tensor(c!)? post_TM, int num_threads) -> ()");
+  m.def("stream_expand(Tensor mixed_TMH, Tensor post_TM, Tensor y_TH, Tensor(a!) out_TMH, int num_threads) -> ()");
+  // These return the first row that reaches outside a tensor (nothing is computed then), or -1.
+  m.def(
+      "shared_attention(Tensor query_TND, Tensor local_XD, Tensor local_begin_T, Tensor local_end_T, "
+      "Tensor entries_PED, Tensor table_BP, Tensor request_T, Tensor num_entries_T, Tensor? slot_TK, Tensor sink_N, "
+      "float scale, Tensor(a!) out_TND, int num_threads) -> int");
+  m.def("pool_entries(Tensor state_S2C, Tensor index_XR, int first_slots, Tensor(a!) out_XD, int num_threads) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
+  m.impl("stream_mix", TORCH_BOX(&stream_mix));
+  m.impl("stream_expand", TORCH_BOX(&stream_expand));
+  m.impl("shared_attention", TORCH_BOX(&shared_attention));
+  m.impl("pool_entries", TORCH_BOX(&pool_entries));
+}
