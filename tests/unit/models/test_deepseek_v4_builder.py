@@ -76,7 +76,7 @@ def collect_bytes(thing: Any, seen: dict[int, int], visited: set[int]) -> None:
     elif isinstance(thing, (list, tuple, set)):
         for each in thing:
             collect_bytes(each, seen, visited)
-    elif type(thing).__module__.startswith(("eprt.models", "eprt.layers", "eprt.ops.weight")):
+    elif type(thing).__module__.startswith(("eprt.models", "eprt.layers", "eprt.ops.weight", "eprt.ops.streams")):
         names = {**vars(thing)} if "__dict__" in dir(thing) else {}
         for each in names.values():
             collect_bytes(each, seen, visited)
