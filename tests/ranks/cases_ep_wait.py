@@ -221,6 +221,7 @@ def lose_a_rank(group: EPGroup, victim: int, phase: str) -> None:
     config = EPConfig(16, group.size, top_k=1, num_max_tokens_per_rank=2, timeout_s=60)
     backend = make_backend("cpu", config, group)
     forward(backend, SentTokens(*_one_token()))
+    moments = Moments(group)
 
     def die_at(here: str) -> None:
         if phase == here and group.rank == victim:
@@ -237,10 +238,12 @@ def lose_a_rank(group: EPGroup, victim: int, phase: str) -> None:
         backend.combine_send(got.x_RH.clone(), handle)
         backend.combine_recv(handle)
     assert (caught.value.rank, caught.value.lost) == (group.rank, victim)
+    took_s = time.monotonic() - start
+    moments.close_apart(victim)
     backend.close()
     gather.close()
     group.close()
-    print(f"rank {group.rank} survived the loss of {victim} in {phase}, {time.monotonic() - start:.2f} s", flush=True)
+    print(f"rank {group.rank} survived the loss of {victim} in {phase}, {took_s:.2f} s", flush=True)
 
 
 def _one_token() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -13,6 +13,7 @@ from eprt.ep.registry import make_backend
 from eprt.ep.wire.wire_group import WireGroup
 from tests.ranks.cases_ep import forward, make_tokens, many_epochs, random_cases
 from tests.ranks.cases_int_all_gather import exchange_many, int_all_gather_cases
+from tests.ranks.moments import Moments
 
 PROMPTS = [[1, 5, 9, 12], [3, 3, 7], [2, 8, 20, 31, 40, 6]]
 
@@ -68,13 +69,17 @@ def end_a_proxy_thread(group: WireGroup, victim: int) -> None:
     config = EPConfig(16, group.size, top_k=1, num_max_tokens_per_rank=2, timeout_s=100)
     backend = make_backend("cpu", config, group)
     tokens = make_tokens(random.Random(1), config, group.size, "uniform")[group.rank]
+    moments = Moments(group)
     forward(backend, tokens)
+    moments.tell("forwarded")
     if group.rank == victim:
+        moments.wait("forwarded", range(group.size))  # what they wait for may still be with the thread
         group.end_proxy_thread(0)
     what = rf"proxy thread 0 of rank {victim} has ended"
     with pytest.raises(EPError, match=rf"\[rank {group.rank}/2\] lost touch with rank \d in .* between nodes: {what}"):
         for _ in range(3):
             forward(backend, tokens)
+    moments.close_apart()
     backend.close()
     group.close()
     print(f"rank {group.rank} heard of the thread", flush=True)

@@ -43,6 +43,18 @@ class Moments:
         with patch.object(self.group, "lost_ranks", tell_and_look):
             yield
 
+    def close_apart(self, lost: int | None = None) -> None:
+        """Without the group, which may be broken. All but the lost one; none of them ends before all have come here,
+        since its end would be a loss as well."""
+        first, *others = sorted(set(range(self.group.size)) - {lost})
+        self.tell("closes")
+        self.wait("closes", [first, *others])
+        if self.group.rank == first:
+            self.wait("has closed", others)
+            shutil.rmtree(self._folder)
+        else:
+            self.tell("has closed")
+
     def close(self) -> None:
         self.group.barrier()
         if self.group.rank == 0:

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -91,12 +92,14 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def wait_for(self, pattern: str) -> None:
-        """Something that comes behind all that was waited for before."""
+    def wait_for(self, pattern: str, until_then: str = "") -> None:
+        """Something that comes behind all that was waited for before. until_then: is typed again and again."""
         end_s = time.monotonic() + 60
         while not (found := re.search(pattern, self.seen)):
             assert time.monotonic() < end_s, (pattern, self.seen)
-            if select.select([self._master], [], [], 0.2)[0]:
+            if not select.select([self._master], [], [], 0.5)[0]:
+                self.type(until_then)
+            else:
                 try:
                     self.seen += os.read(self._master, 65536).decode(errors="replace")
                 except OSError:  # the other end is closed
@@ -114,6 +117,7 @@ def _own() -> None:
     import fcntl
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which what runs in the background of a shell ignores
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
@@ -138,8 +142,8 @@ def test_a_conversation_in_a_terminal(server):
     terminal.type("/nothing\n")
     terminal.wait_for("no command /nothing; /help")
     terminal.wait_for("> ")
-    terminal.type("\x03")
-    terminal.wait_for("Ctrl-D or /quit ends")
+    # Python notices a Ctrl-C that comes between its prompt and its wait for keys with the next key.
+    terminal.wait_for("Ctrl-D or /quit ends", until_then="\x03")
     terminal.wait_for("> ")  # the terminal forgets a Ctrl-D that comes before readline has taken it over
     terminal.type("\x04")
     assert terminal.end() == 0
