@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import eprt
+from eprt.native_library import find_native_library
 
 # Open MPI 5 keeps its session in ompi.PID of the temporary directory. It does not start ("The PMIx server's listener
 # thread failed to start") where a killed mpirun of the same pid left such a directory, as happens each time in a
@@ -33,9 +33,7 @@ def mpirun_command(*arguments: str, mpirun: str | None = None) -> list[str]:
 
 def loopback_library() -> Path | None:
     """What, preloaded into mpirun, has it listen on this host alone; None where eprt was not built."""
-    # An editable install keeps libraries in another root of the package than the sources.
-    candidates = (Path(root, "lib", "eprt_loopback.so") for root in eprt.__path__)
-    return next((path for path in candidates if path.exists()), None)
+    return find_native_library("eprt_loopback.so")
 
 
 def on_this_host(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import torch
 
-import eprt
 from eprt import env
+from eprt.native_library import find_native_library
 
 ISA_NAMES = ("scalar", "avx2", "avx512", "amx")
 
 
 def library_path() -> Path | None:
-    """Where eprt_ops.so lies, or None. An editable install keeps it in another root of the package than the sources."""
-    candidates = (Path(root, "lib", "eprt_ops.so") for root in eprt.__path__)
-    return next(filter(Path.exists, candidates), None)
+    """Where eprt_ops.so lies, or None."""
+    return find_native_library("eprt_ops.so")
 
 
 @functools.cache

@@ -10,6 +10,18 @@ from torch import Tensor
 
 from .model import DemoConfig, DemoModel
 
+COMMON_FIELDS = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+
 
 def hf_config(config: DemoConfig) -> dict:
     """config.json of a DeepseekV3ForCausalLM."""
@@ -26,15 +38,7 @@ def hf_config(config: DemoConfig) -> dict:
         "hidden_act": "silu",
         "rope_scaling": None,
         "rope_interleave": True,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 2,
-        "torch_dtype": "bfloat16",
+        **COMMON_FIELDS,
     }
 
 
@@ -63,10 +67,15 @@ def _split_experts(name: str, stacked: Tensor) -> dict[str, Tensor]:
 
 def save_checkpoint(model: DemoModel, directory: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write config.json, generation_config.json and model.safetensors."""
+    write_files(directory, hf_config(model.config), export_tensors(model, dtype))
+
+
+def write_files(directory: Path, config: dict, tensors: dict[str, Tensor]) -> None:
+    """config: of config.json."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(export_tensors(model, dtype), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     generation = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "do_sample": False}
-    for name, content in (("config", hf_config(model.config)), ("generation_config", generation)):
+    for name, content in (("config", config), ("generation_config", generation)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

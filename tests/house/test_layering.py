@@ -14,7 +14,10 @@ from tests.house.sources import ROOT, cycle, imports, module_graph, name, nodes,
 # Each may import itself and those to its right. What stands at the top of eprt/ (cli, generate, doctor, ...) is in TOP.
 LAYERS = ("serve", "engine", "cluster", "models", "layers", "ep", "kv", "ops")
 # Leaves: anyone may import them; they import only each other. gpu is what ops and ep launch kernels with.
-LEAVES = {"env", "config", "model_config", "cpu_topology", "network_cards", "machine", "bind", "mpirun", "lazy"}
+LEAVES = {
+    *("env", "config", "model_config", "cpu_topology", "network_cards", "machine"),
+    *("bind", "mpirun", "native_library", "dead_host", "lazy"),
+}
 # Doors into the package for programs and for other libraries' users; nobody inside imports them.
 TOP = {"cli", "chat", "generate", "doctor", "probe", "network_probe", "compat", "__main__"}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import eprt
 from eprt import env, mpirun
 
 
@@ -64,5 +65,5 @@ def test_other_preloaded_libraries_stay():
 
 
 def test_without_the_library_nothing_is_preloaded(monkeypatch):
-    monkeypatch.setattr(mpirun.eprt, "__path__", ["/nowhere"])
+    monkeypatch.setattr(eprt, "__path__", ["/nowhere"])
     assert mpirun.loopback_library() is None and mpirun.on_this_host({"A": "1"}) == {"A": "1"}

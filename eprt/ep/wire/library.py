@@ -5,9 +5,8 @@ Knows the C ABI of csrc/wire/abi.cpp, not what messages mean.
 
 import ctypes
 import functools
-from pathlib import Path
 
-import eprt
+from eprt.native_library import find_native_library
 
 LIBRARY = "eprt_wire.so"
 VERSION = 1
@@ -44,16 +43,10 @@ class CPace(ctypes.Structure):
     )
 
 
-def library_path() -> Path | None:
-    """Where the library is, or None: an editable install keeps it apart from the sources, on the package's path."""
-    candidates = (Path(root) / "lib" / LIBRARY for root in eprt.__path__)
-    return next((path for path in candidates if path.exists()), None)
-
-
 @functools.cache
 def load_library() -> ctypes.CDLL:
     """ImportError with the remedy if the library is missing or has another version."""
-    path = library_path()
+    path = find_native_library(LIBRARY)
     if path is None:
         raise ImportError(f"eprt's native proxy ({LIBRARY}) is not built; {_REMEDY}")
     library = ctypes.CDLL(str(path))

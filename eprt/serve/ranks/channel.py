@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from eprt import env
+from eprt.dead_host import notice_dead_host
 from eprt.serve.options import OptionError
 from eprt.serve.ranks.messages import Hello, ToFrontend, ToRank, Unpacker, pack
 
@@ -70,7 +71,9 @@ def connect(endpoint: str, timeout_s: float) -> socket.socket:
             host, _, port = address.rpartition(":")
             sock = socket.create_connection((host, int(port)), timeout=max(0.1, deadline - time.monotonic()))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _notice_dead_host(sock)
+            notice_dead_host(sock)
+            # With data under way the kernel does not probe: this ends the wait for its acknowledgement.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
             return sock
         except OSError as error:
             if time.monotonic() > deadline:
@@ -78,15 +81,6 @@ def connect(endpoint: str, timeout_s: float) -> socket.socket:
                     f"cannot reach the frontend at {endpoint} within {timeout_s:g} s: {error}"
                 ) from None
             time.sleep(0.1)
-
-
-def _notice_dead_host(sock: socket.socket) -> None:
-    """A host that loses power sends no end of file: the kernel probes after 2 s of silence and gives up after 5 s."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
 
 
 class Channel:

@@ -5,9 +5,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from ..checkpoint import COMMON_FIELDS, write_files
 from . import fp4
 from .attention import DemoV4Config
 from .model import DemoV4Model
@@ -39,15 +40,7 @@ def v4_hf_config(config: DemoV4Config) -> dict:
             "beta_fast": 32,
             "beta_slow": 1,
         },
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 2,
-        "torch_dtype": "bfloat16",
+        **COMMON_FIELDS,
     }
 
 
@@ -86,11 +79,7 @@ def _split_experts(name: str, stacked: Tensor) -> dict[str, Tensor]:
 
 def save_v4_checkpoint(model: DemoV4Model, directory: Path) -> None:
     """Write config.json, generation_config.json and model.safetensors."""
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(export_v4_tensors(model), directory / "model.safetensors", metadata={"format": "pt"})
-    generation = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "do_sample": False}
-    for name, content in (("config", v4_hf_config(model.config)), ("generation_config", generation)):
-        (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_files(directory, v4_hf_config(model.config), export_v4_tensors(model))
 
 
 def load_v4_checkpoint(directory: Path) -> DemoV4Model:
