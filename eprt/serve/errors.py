@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -17,10 +17,16 @@ import msgspec
 RANK_0_REPORTS_FIRST_S = 10.0
 
 
-def print_line(line: str) -> None:
-    """One line for the operator, on standard error, where lines that must not be missed begin with "eprt: "."""
+def print_line(line: str, stream: TextIO | None = None) -> None:
+    """One line for the operator, on standard error by default, where lines that must not be missed begin with "eprt: ".
+
+    The line is one write: the frontend, the launcher and the ranks share one terminal or file, and print() writes the
+    end of the line apart, so that another process' words can come in between.
+    """
+    stream = stream or sys.stderr
     try:
-        print(line, file=sys.stderr, flush=True)
+        stream.write(line + "\n")
+        stream.flush()
     except OSError:
         pass  # mpirun, which forwards the output, is gone
 

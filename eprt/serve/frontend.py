@@ -188,16 +188,16 @@ class Frontend:
         num = self._pool.num_ranks
         name, ranks = self._options.model_name, f"{num} rank{'' if num == 1 else 's'}"
         if isinstance(self._pool, Fleet):
-            print(f"eprt instances: {', '.join(map(str, self._pool.living))}", flush=True)
+            print_line(f"eprt instances: {', '.join(map(str, self._pool.living))}", sys.stdout)
         url = self._url()
-        print(f"eprt serving {name} on {url}, {ranks}", flush=True)
+        print_line(f"eprt serving {name} on {url}, {ranks}", sys.stdout)
         tell_service_manager(f"serving {name} on {url}, {ranks}", "READY=1")
         path, asks = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
         if self._options.skip_tokenizer_init:
             path, asks = "completions", '"prompt": [1, 2, 3]'
         key = " -H 'Authorization: Bearer KEY'" if self._has_key else ""
         body = f'{{"model": "{name}", {asks}}}'
-        print(f"    curl {url}/v1/{path}{key} -d '{body}'", flush=True)
+        print_line(f"    curl {url}/v1/{path}{key} -d '{body}'", sys.stdout)
 
     def _url(self) -> str:
         host, port = self._http.getsockname()[:2]

@@ -91,13 +91,13 @@ def main(argv: list[str] | None = None) -> int:
         _check_numbers(arguments)
         if arguments.role is not None:
             instance = _join_instance(arguments.url, arguments.role, arguments.num_ranks or 1, arguments.model)
-            print(f"eprt: instance {instance} joins {arguments.url}", flush=True)
+            print_line(f"eprt: instance {instance} joins {arguments.url}", sys.stdout)
             return _wait(instance, lambda: _retire_instance(arguments.url, str(instance), key))
         process, rank = _join(arguments.url, arguments.rank, arguments.model)
     except JoinError as error:
         print_line(f"eprt join: error: {error}")
         return 2
-    print(f"eprt: rank {rank} (pid {process.pid}) joins {arguments.url}", flush=True)
+    print_line(f"eprt: rank {rank} (pid {process.pid}) joins {arguments.url}", sys.stdout)
     return _wait(process, lambda: _retire(arguments.url, rank, key))
 
 

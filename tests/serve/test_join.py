@@ -78,7 +78,7 @@ def test_a_process_joins_in_the_place_of_a_lost_rank_and_retires(tmp_path):
         wait_state(url, 1, "gone")
         assert token_ids(http) == expected
         output = server.output()
-        assert f"eprt: rank 1 (pid {victim}) ended: killed by signal 9\n" in output
+        assert f"eprt: rank 1 (pid {victim}) ended: killed by signal 9\n" in output, output
         assert "joins\n" in output and set(states(url).values()) == {"ready", "gone"}
 
 

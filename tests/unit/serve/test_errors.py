@@ -1,7 +1,9 @@
 """Errors as clients and operators see them."""
 
+import io
 import json
 import socket
+import sys
 
 from eprt.serve import errors
 
@@ -11,6 +13,27 @@ def test_one_rank_tells_what_all_find(capfd, monkeypatch):
     for rank, told in ((None, "eprt x: no"), (0, "eprt x: no"), (2, f"eprt x: rank 2 on {socket.gethostname()}: no")):
         errors.report_mistake("eprt x", ValueError("no"), rank)
         assert capfd.readouterr().err == told + "\n"
+
+
+class Writes(io.StringIO):
+    """A stream that remembers each write."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.texts.append(text)
+        return len(text)
+
+
+def test_a_line_is_one_write(monkeypatch):
+    """So that processes that share a terminal cannot write into each other's lines."""
+    out, err = Writes(), Writes()
+    monkeypatch.setattr(sys, "stderr", err)
+    errors.print_line("eprt: rank 1 ended")
+    errors.print_line("eprt serving", out)
+    assert err.texts == ["eprt: rank 1 ended\n"] and out.texts == ["eprt serving\n"]
 
 
 def test_an_error_has_openais_shape():
