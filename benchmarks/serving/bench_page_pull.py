@@ -9,6 +9,7 @@ as in a server that has run for a while. Both sides are in this process; the rea
     checked_ms   the same, and the checksums of what arrived, as a decode instance does
     copy_ms      numpy's copy of as many bytes, in a row
     ratio        copy_ms / pull_ms
+    checked_ratio    copy_ms / checked_ms
 """
 
 import argparse
@@ -59,6 +60,7 @@ def _time(num_tokens: int, samples: int, rng: random.Random) -> dict[str, float]
         row |= timing.columns(name, "ms")
     row["pull_gb_per_s"] = plain_from.nbytes / times["pull"].median_s / 1e9
     row["ratio"] = times["copy"].median_s / times["pull"].median_s
+    row["checked_ratio"] = times["copy"].median_s / times["checked"].median_s
     reader.close()
     return row
 

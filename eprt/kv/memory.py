@@ -7,8 +7,10 @@ import mmap
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
-from eprt.kv.reader import CachePart, PageReader, PageSource
+from eprt.kv.reader import CachePart, PageReader, PageSource, check_pages
+from eprt.ops import native
 
 
 class MemoryReader(PageReader):
@@ -16,12 +18,16 @@ class MemoryReader(PageReader):
 
     def __init__(self, source: PageSource):
         self._bytes_LPB = [_map(source.pid, part) for part in source.parts]
+        self._ops = native.load()
 
     def read_pages(self, from_pages: Sequence[int], into_LPB: Sequence[np.ndarray], to_pages: Sequence[int]) -> None:
-        for begin, end in _runs(from_pages, to_pages):
-            there, here, num = from_pages[begin], to_pages[begin], end - begin
-            for mine_LPB, theirs_LPB in zip(into_LPB, self._bytes_LPB, strict=True):
-                mine_LPB[:, here : here + num] = theirs_LPB[:, there : there + num]
+        there, here = (torch.tensor(pages, dtype=torch.int64) for pages in (from_pages, to_pages))
+        for mine_LPB, theirs_LPB in zip(into_LPB, self._bytes_LPB, strict=True):
+            num_layers, num_pages, num_bytes = mine_LPB.shape
+            check_pages(from_pages, theirs_LPB.shape[1])
+            check_pages(to_pages, num_pages)
+            source = theirs_LPB.ctypes.data, theirs_LPB.strides[0], there
+            self._ops.kv_copy_pages(*source, mine_LPB.ctypes.data, mine_LPB.strides[0], here, num_layers, num_bytes)
 
     def close(self) -> None:
         self._bytes_LPB.clear()  # unmaps the memory, which nobody else refers to
@@ -31,13 +37,3 @@ def _map(pid: int, part: CachePart) -> np.ndarray:
     with open(f"/proc/{pid}/fd/{part.fd}", "rb") as file:
         memory = mmap.mmap(file.fileno(), int(np.prod(part.shape)), prot=mmap.PROT_READ)
     return np.frombuffer(memory, dtype=np.uint8).reshape(part.shape)
-
-
-def _runs(from_pages: Sequence[int], to_pages: Sequence[int]) -> list[tuple[int, int]]:
-    """(begin, end) of stretches in which pages follow each other on both sides: one copy each."""
-    starts = [
-        i
-        for i in range(len(from_pages))
-        if i == 0 or from_pages[i] != from_pages[i - 1] + 1 or to_pages[i] != to_pages[i - 1] + 1
-    ]
-    return list(zip(starts, [*starts[1:], len(from_pages)]))

@@ -46,6 +46,6 @@ class CachePages:
         """Of the page's bytes in all layers and parts."""
         value = 0
         for begin, (num_layers, num_pages, num_bytes) in zip(self._addresses, (part.shape for part in self._parts)):
-            for layer in range(num_layers):
-                value = self._ops.ep_checksum(begin + (layer * num_pages + page) * num_bytes, num_bytes, value)
+            at, stride = begin + page * num_bytes, num_pages * num_bytes
+            value = self._ops.kv_page_checksum(at, num_layers, stride, num_bytes, value)
         return value

@@ -53,12 +53,18 @@ class PageReader(ABC):
 
     @abstractmethod
     def read_pages(self, from_pages: Sequence[int], into_LPB: Sequence[np.ndarray], to_pages: Sequence[int]) -> None:
-        """Copies pages, in all layers, into others. into_LPB: uint8 [layers, pages, bytes] of each part. OSError where
-        the source is gone."""
+        """Copies pages, in all layers, into others. into_LPB: uint8 [layers, pages, bytes] of each part, contiguous.
+        OSError where the source is gone."""
 
     @abstractmethod
     def close(self) -> None:
         """Lets go of the source's memory."""
+
+
+def check_pages(pages: Sequence[int], num_pages: int) -> None:
+    """ValueError for a page that a cache of so many has not."""
+    if pages and not 0 <= min(pages) <= max(pages) < num_pages:
+        raise ValueError(f"the pages {min(pages)}..{max(pages)} are not in a cache of {num_pages}")
 
 
 def open_reader(source: PageSource) -> PageReader:
