@@ -41,8 +41,11 @@ class ChatClient:
 
     def __init__(self, url: str, key: str | None):
         parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ChatError(f"{url}: must be the address of a server, as http://127.0.0.1:8000")
+        is_plain = url.isprintable() and " " not in url
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
+            raise ChatError(
+                f"{url if url.isprintable() else ascii(url)}: must be the address of a server, as http://127.0.0.1:8000"
+            )
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

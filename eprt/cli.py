@@ -41,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if word not in COMMANDS:
         print(f"eprt: no command {word!r}\n\n{usage()}", file=sys.stderr)
         return 2
+    for argument in rest:
+        if argument.startswith("--") and argument.endswith("=--"):  # argparse of Python 3.11 takes it for an empty list
+            print(f"eprt {word}: {argument}: -- is not a value", file=sys.stderr)
+            return 2
     return _load(word)(rest) or 0
 
 

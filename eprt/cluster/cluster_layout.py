@@ -5,6 +5,15 @@ from dataclasses import dataclass
 from eprt.cluster.gpu_speed import SPEEDS, GpuSpeed
 from eprt.config import require
 
+_MOST = 10**9  # far beyond any cluster or request; larger figures would not fit into a float's arithmetic
+_SLOWEST_GBPS = 1e-6
+
+
+def require_between(flag: str, value: float, least: float) -> None:
+    """ValueError for a value below `least`, beyond all measure, or not a number."""
+    require(value >= least, f"{flag} {value}: must be at least {least}")
+    require(value <= _MOST, f"{flag} {value}: must be at most {_MOST}")
+
 
 @dataclass(frozen=True)
 class ClusterLayout:
@@ -14,9 +23,10 @@ class ClusterLayout:
     gpu: str = "h200"
 
     def __post_init__(self):
-        require(self.num_nodes >= 1, f"--nodes {self.num_nodes}: must be at least 1")
-        require(self.gpus_per_node >= 1, f"--gpus-per-node {self.gpus_per_node}: must be at least 1")
+        require_between("--nodes", self.num_nodes, 1)
+        require_between("--gpus-per-node", self.gpus_per_node, 1)
         require(self.nic_GBps > 0, f"--nic {self.nic_GBps}: must be above 0 GB/s")
+        require_between("--nic", self.nic_GBps, _SLOWEST_GBPS)
         require(self.gpu in SPEEDS, f"--gpu {self.gpu!r}: must be one of {', '.join(SPEEDS)}")
 
     @property

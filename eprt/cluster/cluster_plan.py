@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eprt.cluster.cluster_layout import ClusterLayout
+from eprt.cluster.cluster_layout import ClusterLayout, require_between
 from eprt.cluster.exchange_time import ExchangeTime, low_latency, normal
 from eprt.cluster.memory_need import MemoryNeed, memory_need
 from eprt.cluster.model_cost import ModelCost
@@ -42,9 +42,10 @@ class ClusterPlan:
     usd_per_gpu_hour: float | None = None
 
     def __post_init__(self):
-        require(self.redundant >= 0, f"--redundant-experts {self.redundant}: must be at least 0")
+        require_between("--redundant-experts", self.redundant, 0)
         price = self.usd_per_gpu_hour
         require(price is None or price > 0, f"--price {price}: must be above 0")
+        require_between("--price", price or 1, 0)
 
     def rows(self) -> Iterator[ClusterRow]:
         for num_ranks in self.layout.group_sizes():

@@ -7,11 +7,10 @@ weights. The shorter of both is taken.
 
 from dataclasses import dataclass, replace
 
-from eprt.cluster.cluster_layout import ClusterLayout
+from eprt.cluster.cluster_layout import ClusterLayout, require_between
 from eprt.cluster.crossings import experts_touched
 from eprt.cluster.exchange_time import ExchangeTime, low_latency, normal
 from eprt.cluster.model_cost import ModelCost
-from eprt.config import require
 
 _HALVES_COST = 0.094  # of a prompt's kernels, when its tokens are cut in two: layer_prefill_2gpu.json, 16384 tokens
 
@@ -26,11 +25,9 @@ class Workload:
 
     def __post_init__(self):
         for flag, value in (("--requests", self.requests), ("--prompt", self.prompt), ("--output", self.output)):
-            require(value >= 1, f"{flag} {value}: must be at least 1")
-        require(self.prefill_tokens >= 1, f"--prefill-tokens {self.prefill_tokens}: must be at least 1")
-        require(
-            self.accepted >= 1, f"--accepted {self.accepted}: must be at least 1, the token that a step gives anyway"
-        )
+            require_between(flag, value, 1)
+        require_between("--prefill-tokens", self.prefill_tokens, 1)
+        require_between("--accepted", self.accepted, 1)  # the token that a step gives anyway
 
     @property
     def context(self) -> float:

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+_LONGEST_MESSAGE = 2000  # characters; clients' values are quoted in messages, and those go into the log, too
 # The first rank that ends with another status than 0 ends mpirun's whole job, whether its words have arrived or not.
 RANK_0_REPORTS_FIRST_S = 10.0
 
@@ -57,6 +58,7 @@ class ApiError(Exception):
     retry_after_s: int | None = None
 
     def __post_init__(self):
+        self.message = shortened(self.message, _LONGEST_MESSAGE)
         super().__init__(self.message)
         self.kind = self.kind or ("invalid_request_error" if self.status < 500 else "server_error")
 

@@ -21,6 +21,13 @@ from eprt import chat
 KEY = "the key"
 
 
+@pytest.mark.parametrize("url", ["a b", "http://a\x01", "http://h/\n", "ftp://h", "http://", "é\x7f"])
+def test_what_is_no_address_is_one_line(url, capsys):
+    assert chat.main([url]) == 2
+    error = capsys.readouterr().err
+    assert "must be the address of a server" in error and error.count("\n") == 1 and error[:-1].isprintable()
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """Answers with the number of messages; "slow" never ends, "fail" fails, "think" reasons first."""
 

@@ -25,6 +25,12 @@ def test_an_unknown_command_is_named(capsys):
     assert "no command 'serv'" in capsys.readouterr().err
 
 
+def test_two_dashes_are_not_a_value(capsys):
+    """argparse would hand an empty list to the program."""
+    assert cli.main(["plan-cluster", "--model", "x", "--nodes=--"]) == 2
+    assert capsys.readouterr().err == "eprt plan-cluster: --nodes=--: -- is not a value\n"
+
+
 SUBCOMMANDS = [f"balance {word}" for word in ("plan", "replay", "compare", "show", "record")] + ["bench serve"]
 
 

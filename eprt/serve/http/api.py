@@ -6,6 +6,7 @@ Knows nothing of who may call a route (entrance.py), of what a request means (op
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -23,7 +24,7 @@ from eprt.engine.request import RequestLimits
 from eprt.serve.anthropic.face import MessageFace
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.diagnosis.page import DiagnosisPage
-from eprt.serve.errors import ApiError, invalid
+from eprt.serve.errors import ApiError, invalid, shortened
 from eprt.serve.group_services import GroupServices
 from eprt.serve.http.bodies import LONG_BODY, Bodies
 from eprt.serve.http.diagnosis_routes import DiagnosisRoutes
@@ -47,6 +48,7 @@ from eprt.serve.tiers.table import TierTable
 
 REQUEST_LOG = f"{__name__}.requests"  # the logger with a line for each request
 _requests = logging.getLogger(REQUEST_LOG)
+_RANK = re.compile("[0-9]{1,9}")  # Starlette's own converter fails on thousands of digits
 
 
 class Api:
@@ -99,7 +101,7 @@ class Api:
             *InstanceRoutes(self._pool, self._bodies).make_routes(),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
             Route("/v1/eprt/ranks", self.ranks),
-            Route("/v1/eprt/ranks/{rank:int}/retire", self.retire, methods=["POST"]),
+            Route("/v1/eprt/ranks/{rank:str}/retire", self.retire, methods=["POST"]),
             Route("/", self.about),
         ]
 
@@ -317,8 +319,10 @@ class Api:
     async def retire(self, request: Request) -> Response:
         """Lets a rank leave; follow it with GET /v1/eprt/ranks."""
         self._pool.check_open()
-        elasticity = self._group(request).pool.elasticity
-        return JsonResponse(elasticity.retire(request.path_params["rank"]), status_code=202)
+        rank, elasticity = request.path_params["rank"], self._group(request).pool.elasticity
+        if not _RANK.fullmatch(rank):
+            raise ApiError(404, f"rank {shortened(rank)}: must be a rank's number", code="not_found")
+        return JsonResponse(elasticity.retire(int(rank)), status_code=202)
 
 
 def _rename(request: Request, parsed: Any) -> str:

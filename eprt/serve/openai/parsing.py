@@ -18,6 +18,7 @@ from eprt.serve.openai.protocol import ChatRequest, CompletionRequest
 from eprt.serve.openai.unserved import Unserved
 
 _OPTIONAL_OBJECTS = ("guided_choice", "response_format", "stream_options", "thinking", "tool_choice")
+_LONGEST_REASON = 200  # characters of msgspec's words, which repeat the whole value of an enumeration
 _NONE: Mapping[str, Unserved] = MappingProxyType({})
 
 _Request = TypeVar("_Request", CompletionRequest, ChatRequest)
@@ -147,6 +148,7 @@ def _as_api_error(error: msgspec.ValidationError, raw: Any) -> ApiError:
         return unsupported(shortened(param), f"unknown field {quoted(param)}")
     found, value = _lookup(raw, param)
     shown = f" ({quoted(value)})" if found else ""
+    what = shortened(what, _LONGEST_REASON)
     return invalid(param, f"{param}{shown}: {what[:1].lower()}{what[1:]}", code="invalid_type")
 
 

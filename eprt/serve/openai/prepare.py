@@ -13,7 +13,7 @@ from eprt.engine.bad_words import with_bad_word_ids
 from eprt.engine.request import RequestLimits
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.tokenizer import Tokenizer
-from eprt.serve.errors import ApiError, invalid, quoted, unsupported
+from eprt.serve.errors import ApiError, invalid, quoted, shortened, unsupported
 from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.conversation import render_conversation
 from eprt.serve.openai.formats import ModelFormats
@@ -195,7 +195,7 @@ class Preparer:
     def check_model(self, model: str | None) -> None:
         """ApiError 404 for the name of another model."""
         if model not in self._names:
-            message = f"no model {model!r} here; this server has {self._model_name!r}"
+            message = f"no model {shortened(repr(model))} here; this server has {self._model_name!r}"
             raise ApiError(404, message, code="model_not_found", param="model")
 
     def _check_number(self, num_prompts: int, n: int) -> None:

@@ -36,6 +36,11 @@ def test_a_line_is_one_write(monkeypatch):
     assert err.texts == ["eprt: rank 1 ended\n"] and out.texts == ["eprt serving\n"]
 
 
+def test_a_message_does_not_repeat_all_that_a_client_sent():
+    error = errors.invalid("mode", f"mode={'x' * 100_000!r}: must be off")
+    assert len(error.message) == 2000 and error.body()["error"]["message"] == error.message == str(error)
+
+
 def test_an_error_has_openais_shape():
     error = errors.invalid("n", "n=0: must be in 1..128")
     assert json.loads(error.json()) == {

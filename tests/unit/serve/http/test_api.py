@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
+import pytest
 from starlette.requests import ClientDisconnect
 
 from eprt.serve.errors import ApiError
 from eprt.serve.http.api import Api
+from eprt.serve.keys import ServerKeys
 from eprt.serve.openai.face import ChatFace
 from eprt.serve.openai.prepare import Preparer
 from eprt.serve.options import ServeOptions
@@ -52,6 +54,15 @@ def test_what_is_not_there_is_named_with_what_is():
     wrong = get(app, "/v1/completions")
     assert wrong.status_code == 405 and wrong.headers["allow"] == "POST"
     assert wrong.json()["error"]["message"] == "/v1/completions does not take GET, only POST"
+
+
+@pytest.mark.parametrize("rank", ["9" * 5000, "\u0661", "-1", "x", "1.0"])
+def test_a_rank_that_is_no_number_is_not_found(rank):
+    pool: Any = SimpleNamespace(check_open=lambda: None)
+    groups: Any = {"": SimpleNamespace(pool=SimpleNamespace(elasticity=None))}
+    app = Api(ServeOptions(NOTHING, "demo"), pool, NOTHING, groups, ServerKeys(admins=("k",))).app()
+    answer = get(app, f"/v1/eprt/ranks/{rank}/retire", method="POST", headers={"authorization": "Bearer k"})
+    assert answer.status_code == 404 and len(answer.text) < 300, answer.text
 
 
 def test_the_model_is_listed_by_each_of_its_names():

@@ -242,3 +242,10 @@ def test_what_is_empty_asks_for_nothing(name, value):
     for parse, body in ((parse_chat, CHAT), (parse_completion, COMPLETION)):
         assert parse(json.dumps({**body, name: value}).encode()) == parse(json.dumps(body).encode())
     assert refuse(parse_chat, CHAT, **{name: "x"}).param == name
+
+
+def test_a_refused_value_is_not_repeated_whole():
+    body = json.dumps({"messages": [{"role": "x" * 100_000, "content": "a"}]}).encode()
+    with pytest.raises(ApiError) as caught:
+        parse_chat(body)
+    assert caught.value.param == "messages[0].role" and len(caught.value.message) < 400
