@@ -24,10 +24,10 @@ def print_line(line: str, stream: TextIO | None = None) -> None:
     The line is one write: the frontend, the launcher and the ranks share one terminal or file, and print() writes the
     end of the line apart, so that another process' words can come in between.
     """
-    stream = stream or sys.stderr
+    out = stream or sys.stderr
     try:
-        stream.write(line + "\n")
-        stream.flush()
+        out.write(line + "\n")
+        out.flush()
     except OSError:
         pass  # mpirun, which forwards the output, is gone
 
