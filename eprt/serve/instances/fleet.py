@@ -194,7 +194,7 @@ class Fleet:
     def _find_instance(self, hello: msg.Hello) -> Instance | None:
         """The instance of a rank, a new one for the first rank of an incarnation."""
         name = hello.instance
-        if name is None or hello.token != self._config.token or name.role not in ROLES:
+        if name is None or not hello.has_token(self._config.token) or name.role not in ROLES:
             return None
         latest = self.instances.get(name.name)
         if latest is None or (latest.state == "lost" and latest.name.incarnation != name.incarnation):

@@ -11,6 +11,8 @@ _log = logging.getLogger(__name__)
 
 # A connection that sends this many bytes without a Hello is not a rank's.
 _MAX_HELLO_BYTES = 4096
+# A rank says Hello as soon as it is connected; whoever says nothing would keep a descriptor.
+_HELLO_TIMEOUT_S = 30.0
 
 
 class RankEvents(Protocol):
@@ -33,9 +35,12 @@ class RankConnection(asyncio.Protocol):
         self._unpacker = msg.Unpacker(msg.ToFrontend)
         self._rank: Rank | None = None
         self._num_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None  # of the Hello
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        if not self._is_rank0:
+            self._deadline = asyncio.get_running_loop().call_later(_HELLO_TIMEOUT_S, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._num_bytes += len(data)
@@ -47,15 +52,22 @@ class RankConnection(asyncio.Protocol):
                 if not isinstance(message, msg.Hello):
                     self._transport.abort()
                     return
+                self._stop_waiting()
                 self._rank = self._events.on_hello(message, self._transport)
                 if self._rank is None:
                     return
-        except ValueError as error:  # bytes that are not a message
+        except (ValueError, RecursionError) as error:  # bytes that are not a message
             _log.warning("a connection sent %s", error)
             self._transport.abort()
             return
         if self._rank is None and self._num_bytes > _MAX_HELLO_BYTES:
             self._transport.abort()
 
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
     def connection_lost(self, exc) -> None:
+        self._stop_waiting()
         self._events.on_closed(self._rank, self._is_rank0)

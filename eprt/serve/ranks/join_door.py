@@ -17,6 +17,7 @@ import hashlib
 import os
 import socket
 import struct
+import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -85,15 +86,22 @@ def send_line(sock: socket.socket, message: msgspec.Struct, fds: tuple[int, ...]
 
 def receive_line(sock: socket.socket, kind: type[_Line], max_fds: int = 0) -> tuple[_Line, list[int]]:
     """A message of this kind and the descriptors that came with it. ValueError or OSError where none comes."""
-    sock.settimeout(_ANSWER_S)
+    deadline_s = time.monotonic() + _ANSWER_S  # of the line: one byte now and then would hold the launcher
     line, fds = b"", []
     while not line.endswith(b"\n"):
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise ValueError(f"the other side sent no whole line within {_ANSWER_S:g} s")
+        sock.settimeout(left_s)
         data, more, _, _ = socket.recv_fds(sock, _MAX_LINE_BYTES, max_fds)
         fds += more
         line += data
         if not data or len(line) > _MAX_LINE_BYTES:
             raise ValueError("the other side sent no whole line")
-    return msgspec.json.decode(line, type=kind), fds
+    try:
+        return msgspec.json.decode(line, type=kind), fds
+    except RecursionError:
+        raise ValueError("the other side's line is nested too deeply") from None
 
 
 class JoinDoor:

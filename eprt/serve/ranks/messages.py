@@ -15,6 +15,7 @@ to its peers, and AbortRequest to the first rank, which lets the pages go. The n
 rank with a number that it has not seen does not sleep. Knows nothing of sockets (channel.py).
 """
 
+import hmac
 import struct
 
 import msgspec
@@ -190,6 +191,10 @@ class Hello(_Message, frozen=True):
     pid: int
     host: str
     instance: InstanceName | None = None  # that the rank is part of; None: the server is one
+
+    def has_token(self, token: str) -> bool:
+        """Takes as long for a wrong token as for the right one."""
+        return hmac.compare_digest(self.token.encode(), token.encode())
 
 
 class Ready(_Message, frozen=True):

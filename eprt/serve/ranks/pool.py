@@ -348,7 +348,7 @@ class RankPool:
         self.ready.set()
 
     def on_hello(self, hello: msg.Hello, transport: asyncio.Transport) -> Rank | None:
-        if hello.token != self._token or not 0 <= hello.rank < self.num_ranks:
+        if not hello.has_token(self._token) or not 0 <= hello.rank < self.num_ranks:
             _log.warning("refused a connection that claims to be rank %s", hello.rank)
             transport.abort()
             return None

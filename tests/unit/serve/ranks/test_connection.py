@@ -10,6 +10,13 @@ from eprt.serve.ranks.messages import Bye, Drain, Hello, pack
 HELLO = Hello("token", 1, 7, "host")
 
 
+@pytest.fixture(autouse=True)
+def loop(monkeypatch) -> Mock:
+    loop = Mock()
+    monkeypatch.setattr("asyncio.get_running_loop", lambda: loop)
+    return loop
+
+
 def connection(rank: object = None) -> tuple[RankConnection, Mock, Mock]:
     events, transport = Mock(), Mock()
     events.on_hello.return_value = rank
@@ -42,3 +49,16 @@ def test_what_is_no_rank_is_cut_off(data):
     made, events, transport = connection()
     made.data_received(data)
     assert transport.abort.called and not events.on_hello.called and not events.on_message.called
+
+
+def test_who_says_nothing_is_cut_off(loop):
+    made, _, transport = connection(rank="rank 1")
+    _, cut = loop.call_later.call_args.args
+    assert cut == transport.abort and not loop.call_later.return_value.cancel.called
+    made.data_received(pack(HELLO))
+    assert loop.call_later.return_value.cancel.called
+
+
+def test_rank_0_may_take_its_time(loop):
+    RankConnection(Mock(), is_rank0=True).connection_made(Mock())
+    assert not loop.call_later.called

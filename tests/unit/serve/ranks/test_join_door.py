@@ -109,13 +109,36 @@ def test_a_joiner_that_goes_away_leaves_the_place_free(door):
     door.answer()  # nobody asks: returns at once
 
 
-def test_bytes_that_are_no_request_are_dropped(door):
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\n",
+        b"[" * 60_000 + b"\n",
+        b'{"a":' * 10_000 + b"\n",
+        b"\xff" * 70_000,
+        b'{"rank":"\xff"}\n',
+    ],
+    ids=["http", "empty", "deep list", "deep object", "endless", "no UTF-8"],
+)
+def test_bytes_that_are_no_request_are_dropped(door, line):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect(door_name(PORT))
-        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        sock.sendall(line)
         door.answer()
-        assert sock.recv(1) == b""
+        with contextlib.suppress(ConnectionResetError):  # what it did not read
+            assert sock.recv(1) == b""
     assert door.slots.pid_of_rank == {0: 1000, 2: 1002}
+
+
+def test_a_line_that_comes_byte_by_byte_does_not_hold_the_launcher(monkeypatch):
+    """One byte a second."""
+    times = iter(range(10))
+    monkeypatch.setattr("eprt.serve.ranks.join_door.time.monotonic", lambda: float(next(times)))
+    mine, theirs = socket.socketpair()
+    monkeypatch.setattr("socket.recv_fds", lambda *given: (b"{", [], 0, None))
+    with mine, theirs, pytest.raises(ValueError, match="no whole line within 2 s"):
+        receive_line(mine, JoinRequest)
 
 
 def test_a_second_server_at_the_port_says_that_none_can_join_it(door, capsys):
