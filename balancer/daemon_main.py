@@ -87,23 +87,28 @@ def _parser() -> argparse.ArgumentParser:
         "migrate to them while it serves. Waits for a server that is away or restarts; SIGTERM and Ctrl-C end it.",
     )
     add, defaults = parser.add_argument, TriggerConfig()
-    add("--url", required=True, help="the server's address, as it announced it: http://host:port")
+    add("--url", required=True, help="the server's address, such as http://127.0.0.1:8000")
     add(
         "--api-key",
         metavar="KEY",
-        help="the key of the server (to change it: its admin key); default: EPRT_ADMIN_KEY, EPRT_API_KEY",
+        help="the server's admin key, or its API key for --dry-run; default: EPRT_ADMIN_KEY, EPRT_API_KEY",
     )
     add("--json", action="store_true", help="print one JSON object per poll, not lines")
     add("--dry-run", action="store_true", help="report decisions, but move nothing")
-    add("--once", action="store_true", help="end after the first decision and its migration")
-    add("--slow-ranks", action="store_true", help="less load for ranks that the server's diagnosis finds slow")
+    add("--once", action="store_true", help="exit after the first decision and its migration")
+    add("--slow-ranks", action="store_true", help="give less load to ranks that the server's diagnosis finds slow")
     text = "slots of a layer that one plan may change, default 8 or more (docs/rebalancing.md)"
     add("--max-moves-per-layer", type=int, metavar="N", help=text)
     for flag, default, metavar, text in (
         ("--interval", 5.0, "S", "seconds between polls"),
         ("--hysteresis", defaults.hysteresis, "X", "a plan must save X times its cost"),
-        ("--min-gain", defaults.min_gain, "X", "and this fraction of the mean load or of the crossings"),
-        ("--us-per-crossing", defaults.us_per_crossing, "US", "network time of a token to a node and back; 0: ignored"),
+        ("--min-gain", defaults.min_gain, "X", "and must save this fraction of the mean load or of the crossings"),
+        (
+            "--us-per-crossing",
+            defaults.us_per_crossing,
+            "US",
+            "microseconds of network per token to another node and back; 0: plan for balance alone",
+        ),
         ("--cooldown", defaults.cooldown_s, "S", "seconds to wait after a migration"),
     ):
         add(flag, type=float, default=default, metavar=metavar, help=f"{text}, default %(default)g")

@@ -32,11 +32,16 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Exit status of --json and --text: 0 nothing that lasts, 1 something that lasts (with --ever: or did "
         "once), 2 the input cannot be read.",
     )
-    parser.add_argument("directory", metavar="DIR", nargs="?", help="holds diagnose_rank*.log")
-    parser.add_argument("--url", help="a running server, as http://host:port, instead of a directory")
+    parser.add_argument(
+        "directory", metavar="DIR", nargs="?", help="directory with diagnose_rank*.log: a server's --diagnose-dir"
+    )
+    parser.add_argument("--url", help="a running server instead of a directory, such as http://127.0.0.1:8000")
     parser.add_argument("--api-key", metavar="KEY", help="the API key of that server; default: EPRT_API_KEY")
     parser.add_argument(
-        "--instance", metavar="NAME", default="", help="of a server of several, with --url; default: it has one"
+        "--instance",
+        metavar="NAME",
+        default="",
+        help="with --url, an instance of a server that has several; default: its only one",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object (eprt.findings/1)")
@@ -45,55 +50,67 @@ def build_parser() -> argparse.ArgumentParser:
         "--method",
         choices=METHODS,
         default="robust",
-        help="of --json and --text on DIR: medians (the default), or plain mean and standard deviation for comparison",
+        help="with --json and --text on DIR: medians (robust, default), or mean and standard deviation (zscore)",
     )
     parser.add_argument(
         "--windows",
         metavar="A-B",
         type=_parse_windows,
-        help="only the windows with these numbers, of DIR; B may be left out",
+        help="only these windows of DIR, by number: A-B, A- or A",
     )
     parser.add_argument(
-        "--run", metavar="K", type=int, help="of a DIR that several runs have used: which, from 1; default: the newest"
+        "--run", metavar="K", type=int, help="which run, from 1, if DIR holds several; default: the newest"
     )
     parser.add_argument("--ever", action="store_true", help="exit status 1 also for findings that are over")
     parser.add_argument(
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
-        help="of --text; default: where it is a terminal",
+        help="colours of --text; default auto: on a terminal",
     )
-    past = parser.add_argument_group("what DIR is compared with")
+    past = parser.add_argument_group("what to compare DIR with")
     past.add_argument(
-        "--baseline", metavar="FILE", help="a good run, saved by --save-baseline, besides the run's own past"
+        "--baseline", metavar="FILE", help="a good run, saved by --save-baseline; beside the run's own past"
     )
-    past.add_argument("--save-baseline", metavar="FILE", help="save what is usual in DIR (or --windows of it), and end")
-    past.add_argument("--topology", metavar="FILE", help="racks, halves of nodes (eprt.topology/1); default: learned")
+    past.add_argument(
+        "--save-baseline",
+        metavar="FILE",
+        help="save what is usual in DIR (or in its --windows) as a baseline, and exit",
+    )
+    past.add_argument(
+        "--topology", metavar="FILE", help="which ranks share a rack or half a node (eprt.topology/1); default: learned"
+    )
     _add_mute_flags(parser)
     page = parser.add_argument_group("the page")
-    page.add_argument("--port", type=int, help=f"default {DEFAULT_PORT}, or a free one when that is taken")
+    page.add_argument(
+        "--port", type=int, help=f"port to listen on, default {DEFAULT_PORT}, or a free one if that is taken"
+    )
     page.add_argument(
         "--host", default="127.0.0.1", help="address to listen on, default %(default)s: only this machine"
     )
-    page.add_argument("--allow-host", metavar="NAME", action="append", default=[], help="one more name it may have")
-    page.add_argument("--open", action="store_true", help="open it in this machine's browser")
+    page.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="one more host name under which browsers may ask for the page; may be repeated",
+    )
+    page.add_argument("--open", action="store_true", help="open the page in this machine's browser")
     return parser
 
 
 def _add_mute_flags(parser: argparse.ArgumentParser) -> None:
     mutes = parser.add_argument_group(
         "muting",
-        "A muted finding is shown last, and wakes nobody: DIR/mutes.json has them. With --url the server's own "
-        "--diagnose-dir; it wants its admin key as --api-key, or a process of its host.",
+        "A muted finding is shown last and raises no alert. Mutes are in DIR/mutes.json; with --url in the server's "
+        "--diagnose-dir, which needs its admin key as --api-key, or a process of its host.",
     )
     mutes.add_argument(
         "--mute", metavar="PLACE", type=_parse_place, help="column:3, row:3, point:2-6, hang:3, node:1 ..."
     )
     mutes.add_argument("--until", metavar="WHEN", help="2026-12-01, 2026-12-01T08:00 (UTC), 12h, 7d; with --mute")
-    mutes.add_argument(
-        "--note", metavar="TEXT", default="", help="why, for whoever reads it; with --mute; default: none"
-    )
-    mutes.add_argument("--unmute", metavar="PLACE", type=_parse_place, help="ends a mute")
+    mutes.add_argument("--note", metavar="TEXT", default="", help="reason, with --mute; default: none")
+    mutes.add_argument("--unmute", metavar="PLACE", type=_parse_place, help="end a mute")
 
 
 def _parse_windows(text: str) -> tuple[int, int]:

@@ -245,9 +245,15 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="of the server, default %(default)s")
-    add("--model", metavar="NAME", help="default: the server's first")
-    add("--system", default="", metavar="TEXT", help="what the model is told beforehand; default: nothing")
+    add(
+        "url",
+        nargs="?",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="the server's address, default %(default)s",
+    )
+    add("--model", metavar="NAME", help="model to ask, default: the server's first")
+    add("--system", default="", metavar="TEXT", help="system prompt; default: none")
     text = "a field of each request, as temperature=0.7; may be repeated; default: the server's values"
     add("--set", action="append", default=[], dest="fields", metavar="NAME=VALUE", help=text)
     text = "the server's key, which `ps` shows: better in EPRT_API_KEY, the default"

@@ -9,17 +9,17 @@ from importlib import import_module
 
 # word: (module with main(argv) -> exit status, summary for the usage)
 COMMANDS = {
-    "serve": ("eprt.serve.__main__", "OpenAI-compatible server of a DeepSeek-style MoE model"),
-    "join": ("eprt.serve.join", "a process that takes the place of a lost rank of a running server"),
-    "chat": ("eprt.chat", "a conversation with a running server, in the terminal"),
-    "generate": ("eprt.generate", "completions of prompts, without a server"),
-    "convert": ("eprt.models.convert", "a checkpoint laid out for the ranks that will read it"),
-    "balance": ("eprt.balancer.__main__", "expert placement from measured load"),
-    "balancer": ("eprt.balancer.daemon_main", "rebalancer beside a running server"),
-    "plan-cluster": ("eprt.cluster.__main__", "exchange, speed, memory and cost of a model by the size of a cluster"),
-    "diagnose": ("eprt.diagnostics.__main__", "slow ranks and links, of a running server or from its log"),
-    "bench": ("benchmarks.__main__", "benchmarks, from a source checkout"),
-    "env": ("eprt.doctor", "what was found on this machine and how to mend it"),
+    "serve": ("eprt.serve.__main__", "start an OpenAI-compatible server of a DeepSeek-style MoE model"),
+    "join": ("eprt.serve.join", "replace a lost rank of a running server, or add an instance"),
+    "chat": ("eprt.chat", "chat with a running server, in the terminal"),
+    "generate": ("eprt.generate", "complete prompts, without a server"),
+    "convert": ("eprt.models.convert", "rewrite a checkpoint so that each rank reads few files"),
+    "balance": ("eprt.balancer.__main__", "plan, compare and replay expert placements, from recorded load"),
+    "balancer": ("eprt.balancer.daemon_main", "rebalance the experts of a running server, from outside"),
+    "plan-cluster": ("eprt.cluster.__main__", "predict speed, memory and cost of a model on a cluster"),
+    "diagnose": ("eprt.diagnostics.__main__", "find slow ranks and links, of a running server or in its log"),
+    "bench": ("benchmarks.__main__", "run benchmarks, from a source checkout"),
+    "env": ("eprt.doctor", "show what this machine has and lacks, and how to mend it"),
 }
 
 

@@ -27,17 +27,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eprt generate", description=text)
     add_model_flag(parser)
     add = parser.add_argument
-    add("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
+    add("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
     add("--file", metavar="FILE", help="one prompt per line; - reads standard input (one rank only)")
     add("--chat", action="store_true", help="put each prompt into the checkpoint's chat template")
-    add("--max-tokens", type=int, default=128, metavar="N", help="of a completion at most, default %(default)s")
+    add("--max-tokens", type=int, default=128, metavar="N", help="most tokens of a completion, default %(default)s")
     add("--temperature", type=float, default=0.0, metavar="T", help="0..2, default 0: the likeliest token")
     text = "draw from the likeliest tokens that make up P of the probability, default 1: all"
     add("--top-p", type=float, default=1.0, metavar="P", help=text)
     add("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens, default 0: all")
-    text = "of the sampling; default: fixed by the engine"
+    text = "random seed of the sampling; default: drawn by the engine, alike in every run"
     add("--seed", dest="sampling_seed", type=int, metavar="N", help=text)
-    add("--stop", action="append", default=[], metavar="TEXT", help="ends a completion; may be given several times")
+    add("--stop", action="append", default=[], metavar="TEXT", help="text that ends a completion; may be repeated")
     add("-n", type=int, default=1, metavar="N", help="completions per prompt, default %(default)s")
     add("--json", action="store_true", help="one JSON object per completion instead of text")
     add_engine_flags(parser, "dtype", "quantization", "device", "overlap", "num_speculative_tokens")

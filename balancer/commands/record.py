@@ -23,12 +23,18 @@ def add_parser(commands) -> None:
     add(
         "--api-key",
         metavar="KEY",
-        help="the key of the server (to change it: its admin key); default: EPRT_ADMIN_KEY, EPRT_API_KEY",
+        help="the server's API key; default: EPRT_ADMIN_KEY, EPRT_API_KEY",
     )
-    add("--out", required=True, type=Path, metavar="FILE", help="an .npz file")
-    add("--windows", type=int, default=12, metavar="N", help="how many; default %(default)s")
-    add("--window-s", type=float, default=10.0, metavar="S", help="length of each; default %(default)s")
-    add("--tokens", type=int, default=1024, metavar="N", help="most sampled in a window; default %(default)s")
+    add("--out", required=True, type=Path, metavar="FILE", help="the .npz file to write")
+    add("--windows", type=int, default=12, metavar="N", help="number of windows, default %(default)s")
+    add("--window-s", type=float, default=10.0, metavar="S", help="seconds of a window, default %(default)s")
+    add(
+        "--tokens",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="most tokens in the routing sample of a window, default %(default)s",
+    )
     parser.set_defaults(run=run)
 
 
@@ -60,7 +66,7 @@ def _record(server: RemoteServer, arguments: argparse.Namespace) -> int:
             previous, before = before, now
             if not load_LE.any():
                 if not is_idle:
-                    options.print_status("the server is idle; windows without load do not count")
+                    options.print_status("the server is idle; waiting for requests (windows without load do not count)")
                 is_idle = True
                 continue
             is_idle = False

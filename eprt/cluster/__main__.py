@@ -28,31 +28,54 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory with the model's config.json; weights are not read",
     )
-    add("--nodes", metavar="N", type=int, required=True)
-    add("--gpus-per-node", metavar="N", type=int, default=8, help="default: %(default)s")
+    add("--nodes", metavar="N", type=int, required=True, help="nodes of the cluster")
+    add("--gpus-per-node", metavar="N", type=int, default=8, help="GPUs of a node, default %(default)s")
     add(
         "--nic",
         type=float,
         default=50.0,
-        help="GB/s of the network card of each GPU, default: %(default)s (400 Gbit/s)",
+        help="GB/s of each GPU's network card, default %(default)s (400 Gbit/s)",
     )
-    add("--gpu", choices=list(SPEEDS), default="h200", help="whose kernels: default %(default)s")
-    add("--requests", metavar="N", type=int, default=128, help="that decode on each GPU, default: %(default)s")
-    add("--prompt", metavar="N", type=int, default=4096, help="tokens of a prompt, default: %(default)s")
-    add("--output", metavar="N", type=int, default=1024, help="tokens of an answer, default: %(default)s")
+    add("--gpu", choices=list(SPEEDS), default="h200", help="GPU whose kernel times are used, default %(default)s")
+    add(
+        "--requests",
+        metavar="N",
+        type=int,
+        default=128,
+        help="requests that decode at once on each GPU, default %(default)s",
+    )
+    add("--prompt", metavar="N", type=int, default=4096, help="tokens of a prompt, default %(default)s")
+    add("--output", metavar="N", type=int, default=1024, help="tokens of an answer, default %(default)s")
     add(
         "--prefill-tokens",
         metavar="N",
         type=int,
         default=8192,
-        help="of a step of prompts on a GPU, default: %(default)s",
+        help="prompt tokens per step and GPU, default %(default)s",
     )
-    add("--accepted", metavar="X", type=float, default=1.0, help="tokens of a request and step, above 1 with drafts")
-    add("--redundant-experts", metavar="N", type=int, default=0, help="expert copies beyond the first, in each layer")
-    add("--weights", choices=list(_ITEMSIZE), help="format of the weights; default: as config.json says")
-    add("--price", metavar="USD", type=float, help="USD of a GPU and hour: adds the cost of a million output tokens")
-    add("--json", metavar="FILE", type=Path, help="also writes all figures to this file")
-    add("--plot", metavar="FILE", type=Path, help="also draws a curve for each quantity (needs matplotlib)")
+    add(
+        "--accepted",
+        metavar="X",
+        type=float,
+        default=1.0,
+        help="tokens per request and step, default %(default)s; above 1 with drafts",
+    )
+    add(
+        "--redundant-experts",
+        metavar="N",
+        type=int,
+        default=0,
+        help="extra copies of experts in each layer, default %(default)s",
+    )
+    add("--weights", choices=list(_ITEMSIZE), help="format of the weights; default: that of config.json")
+    add(
+        "--price",
+        metavar="USD",
+        type=float,
+        help="USD per GPU and hour: also prints the cost of a million output tokens",
+    )
+    add("--json", metavar="FILE", type=Path, help="also write all figures to this file")
+    add("--plot", metavar="FILE", type=Path, help="also draw a curve for each quantity (needs matplotlib)")
     return parser
 
 

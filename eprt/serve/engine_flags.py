@@ -19,10 +19,10 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
     "quantization": ("HOW", "int8: quantise the weights of layers at load; default: as they are"),
     "device": (None, "cpu, cuda (a GPU for each rank) or auto; default %(default)s"),
     "ep_payload": ("WHAT", "what dispatch sends: same (the dtype, default) or fp8"),
-    "num_redundant_experts": ("N", "slots of all ranks for replicas, in each MoE layer, default %(default)s"),
+    "num_redundant_experts": ("N", "slots for replicas in each MoE layer, over all ranks; default %(default)s"),
     "spare_experts": (
         "N",
-        "experts that a rank has memory for while they move, default %(default)s; 0: they cannot move",
+        "experts for which each rank keeps spare memory while experts move, default %(default)s; 0: they cannot move",
     ),
     "expert_host_copies": (
         "HOW",
@@ -32,22 +32,22 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
     "replica_routing": (
         "HOW",
         "which replica a token takes: weights (the plan's, default), local (nearest first, in the same proportion), "
-        "batch or batch-lp (split anew in each step, evenly and then locally)",
+        "batch or batch-lp (split again in each step: evenly first, then locally)",
     ),
-    "exact_combine": (None, "GPUs: answers do not depend, in any bit, on where experts live; more bytes between GPUs"),
+    "exact_combine": (None, "on GPUs: no bit of an answer depends on where experts are; sends more between GPUs"),
     "max_model_len": ("N", "most tokens of prompt and completion together; default: the model's"),
     "kv_cache_gb": ("GB", "memory of each rank's KV cache (2**30 bytes), default: by --memory-fraction"),
     "memory_fraction": (
         "F",
-        "of a rank's share of the host's memory, or of its GPU's, what weights, KV cache and buffers may take; default "
+        "fraction of a rank's share of the host's memory, or of its GPU's, for weights, KV cache and buffers; default "
         "0.5 of a host's, 0.8 of a GPU's",
     ),
-    "kv_cache_dtype": ("TYPE", "auto (the model's, default), bf16 or fp8, which fits 1.75 times the tokens of bf16"),
+    "kv_cache_dtype": ("TYPE", "auto (the model's, default), bf16 or fp8, which holds 1.75 times the tokens of bf16"),
     "page_size": ("N", "tokens per KV page, default 16, with --device cuda or auto 64"),
-    "max_num_seqs": ("N", "running sequences, default %(default)s"),
-    "max_queue": ("N", "waiting sequences, more get 429, default %(default)s"),
+    "max_num_seqs": ("N", "sequences that run at once, default %(default)s"),
+    "max_queue": ("N", "sequences that wait; further ones get 429, default %(default)s"),
     "chunk_size": ("N", "most tokens of one step, default %(default)s"),
-    "seed": ("N", "of requests that bring no seed, default %(default)s"),
+    "seed": ("N", "random seed for requests without a seed, default %(default)s"),
     "generation_config": (
         "WHERE",
         "sampling defaults and further EOS tokens: auto (the model's generation_config.json, default), none, or a "
@@ -59,12 +59,12 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
     ),
     "speculative_acceptance": (
         "HOW",
-        "exact: drafts never change an answer; rejection: with a temperature more drafted tokens are accepted, and "
+        "exact: drafts never change an answer; rejection: accepts more drafts of requests with a temperature, whose "
         "answers follow the same distribution; default %(default)s",
     ),
     "low_latency_max_tokens": (
         "N",
-        "steps of no more tokens on any rank use the low-latency exchange, default %(default)s",
+        "decoding steps of up to N tokens on each rank use the low-latency exchange, default %(default)s",
     ),
     "overlap": (
         "HOW",
@@ -75,7 +75,7 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
         "N",
         "sbo: SMs of a GPU that send outputs beside the experts, for slow links; default: as many as pay",
     ),
-    "overlap_schedule": (None, "prepare each step while the one before computes; default: on GPUs, without drafts"),
+    "overlap_schedule": (None, "prepare each step while the previous one computes; default: on GPUs, without drafts"),
 }
 _FIELDS = {field.name: field for field in fields(EngineConfig)}
 _TYPES = {"int": int, "float": float, "str": str}
@@ -93,7 +93,9 @@ def add_engine_flags(group: argparse._ActionsContainer, *names: str) -> None:
 
 
 def add_model_flag(group: argparse._ActionsContainer) -> None:
-    text = "Hugging Face directory (config.json, safetensors, tokenizer.json), or ORG/NAME as `hf download` has left it"
+    text = (
+        "Hugging Face directory (config.json, safetensors, tokenizer.json), or ORG/NAME that `hf download` has fetched"
+    )
     group.add_argument("--model", dest="model_dir", required=True, metavar="DIR", help=text)
 
 

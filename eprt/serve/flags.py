@@ -37,31 +37,31 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="eprt serve",
-        description="OpenAI-compatible server of a DeepSeek-style MoE model over MPI ranks.",
-        epilog="Start it as `eprt serve -n 4 --model DIR` (drains on SIGTERM and Ctrl-C) or under an mpirun of your "
-        "own (`mpirun -n 4 eprt serve --model DIR`). `python -m eprt.serve` is the same program; docs/operations.md "
-        "has the details.",
+        description="OpenAI-compatible server of a DeepSeek-style MoE model, its experts spread over ranks.",
+        epilog="Examples: `eprt serve --model DIR` starts one rank per NUMA node; `eprt serve -n 2 --model DIR "
+        "--device cuda` two GPUs; `mpirun -n 4 eprt serve --model DIR` takes the ranks of an mpirun of your own. "
+        "SIGTERM and Ctrl-C let running requests finish. More: docs/operations.md.",
         allow_abbrev=False,
     )
-    text = "print the memory that each rank would take and what there is, and end: status 0 where it fits, else 1"
+    text = "print the memory that each rank would take and what is available, then exit: status 0 if it fits, else 1"
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "YAML or TOML with names of flags and their values; flags on the command line win"
     parser.add_argument("--config", metavar="FILE", help=text)
     group = parser.add_argument_group("model")
     add_model_flag(group)
-    text = "what clients call it, by one name or several; answers carry the first; default: the directory's name"
+    text = "names by which clients may call the model; answers carry the first; default: the directory's name"
     group.add_argument("--served-model-name", dest="model_names", nargs="+", default=(), metavar="NAME", help=text)
     add_engine_flags(group, "dtype", "load_format", "num_hidden_layers", "quantization")
     text = "serve token ids only; no tokenizer is needed"
     group.add_argument("--skip-tokenizer-init", action="store_true", help=text)
     text = "Jinja template of chats, instead of the checkpoint's own"
     group.add_argument("--chat-template", metavar="FILE", help=text)
-    text = "let requests bring a chat_template of their own, a program that runs in a sandbox without bound on time"
+    text = "accept a request's own chat_template: a program, run in a sandbox without a time limit"
     group.add_argument("--trust-request-chat-template", action="store_true", help=text)
     _add_parsers(group)
 
     group = parser.add_argument_group("ranks")
-    text = "ranks to start on this host, default one per NUMA node, on GPUs one; not under an mpirun of your own"
+    text = "ranks to start on this host; default: one per NUMA node, on GPUs one; not under an mpirun of your own"
     group.add_argument("-n", "--ranks", dest="num_ranks", type=int, metavar="N", help=text)
     add_engine_flags(group, "device")
     add_bind_flag(group)
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("limits of each rank")
     add_engine_flags(group, "max_model_len", "kv_cache_gb", "memory_fraction", "kv_cache_dtype", "page_size")
     add_engine_flags(group, "max_num_seqs", "max_queue", "chunk_size")
-    text = "never reuse the KV pages of an equal prompt beginning"
+    text = "compute each prompt from its beginning: never reuse the KV pages of an equal prefix"
     group.add_argument("--no-prefix-cache", dest="enable_prefix_cache", action="store_false", help=text)
     add_engine_flags(group, "seed")
     add_engine_flags(group, "generation_config")
@@ -98,49 +98,53 @@ def _add_parsers(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tool-call-parser", default=ServeOptions.tool_call_parser, metavar="NAME", help=text)
     names = ", ".join(REASONING_FORMAT_NAMES)
     text = f"how the model writes reasoning: {names}; none: reasoning stays text; auto (default): one of these where "
-    text += "the chat template opens <think>, else none"
+    text += "the chat template opens <think>, otherwise none"
     group.add_argument("--reasoning-parser", default=ServeOptions.reasoning_parser, metavar="NAME", help=text)
 
 
 def _add_losses(group: argparse._ArgumentGroup) -> None:
-    text = "ranks that may be gone while the others serve on, default %(default)s: the first loss ends the server"
+    text = "ranks that may be lost while the others go on serving; default %(default)s: the first loss ends the server"
     default = ServeOptions.max_lost_ranks
     group.add_argument("--max-lost-ranks", type=int, default=default, metavar="F", help=text)
-    text = "start a process in the place of a lost rank, again after 1, 2, 4 ... 60 s where it keeps ending"
+    text = "replace a lost rank by a new process; if it keeps ending, again after 1, 2, 4 ... 60 s"
     group.add_argument("--restart-lost-ranks", action="store_true", help=text)
 
 
 def _add_diagnosis(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
+    text = "write the diagnosis log into this directory, for `eprt diagnose DIR`; default: no log"
+    group.add_argument("--diagnose-dir", metavar="DIR", help=text)
     text = "seconds of one window of the diagnosis"
     add_number(group, "--diagnose-window", "diagnose_window_s", "S", text)
-    text = "disk space of the diagnosis log, whose oldest windows are deleted first"
+    text = "disk space of the diagnosis log; its oldest windows are deleted first"
     add_number(group, "--diagnose-log-mb", "diagnose_log_bytes", "MB", text, _MB)
-    text = "a fault on purpose, as slow-rank:3:2x or slow-link:2:5:3ms@10-40; may be repeated (docs/diagnosis.md)"
+    text = "make a real fault, such as slow-rank:3:2x or slow-link:2:5:3ms@10-40; may be repeated (docs/diagnosis.md)"
     group.add_argument("--inject", action="append", default=[], metavar="FAULT", help=text)
 
 
 def _add_expert_load(group: argparse._ArgumentGroup) -> None:
-    text = "auto: move experts when their load asks for it; dry-run: only log that; off: move as posted (default)"
+    text = (
+        "auto: move experts when that saves time; dry-run: only log what auto would do; off (default): move only what "
+    )
+    text += "is posted to /v1/eprt/rebalance"
     group.add_argument("--rebalance", default=ServeOptions.rebalance, metavar="MODE", help=text)
-    text = "plans give less load to ranks that the diagnosis finds slow"
+    text = "give less load to ranks that the diagnosis finds slow"
     group.add_argument("--rebalance-slow-ranks", action="store_true", help=text)
-    text = "us that a rank's network takes for a token to another node and back; 0: plan for balance alone"
+    text = "microseconds of a rank's network per token to another node and back; 0: plan for balance alone"
     add_number(group, "--us-per-crossing", "us_per_crossing", "US", text)
     add_engine_flags(group, "num_redundant_experts", "spare_experts", "replica_routing", "exact_combine")
     add_number(group, "--load-window", "load_window_s", "S", "seconds of one window of expert load")
-    text = "seconds until a round of a migration is rolled back"
+    text = "seconds after which a round of a migration that has not ended is rolled back"
     add_number(group, "--migration-timeout", "migration_timeout_s", "S", text)
 
 
 def _add_graphs(group: argparse._MutuallyExclusiveGroup) -> None:
     sizes = EngineConfig.graph_sizes
     text = (
-        "on GPUs: numbers of decodes, drafts included, to record steps for as CUDA graphs, as far as "
-        "--low-latency-max-tokens; default 1 2 4 8 16 24 ... 256"
+        "on GPUs: batch sizes of decoding steps, drafts included, to record as CUDA graphs; those above "
+        "--low-latency-max-tokens are left out; default 1 2 4 8 16 24 ... 256"
     )
     group.add_argument("--graph-sizes", type=int, nargs="+", default=sizes, metavar="N", help=text)
-    text = "on GPUs: launch every kernel of a decoding step anew"
+    text = "on GPUs: record no CUDA graphs; launch each kernel of a decoding step"
     group.add_argument("--no-graphs", dest="graph_sizes", action="store_const", const=(), help=text)
 
 

@@ -18,31 +18,31 @@ def add_http_flags(group: argparse._ArgumentGroup) -> None:
     add("--host", default=ServeOptions.host, help="address to listen on, default %(default)s")
     add("--port", type=int, default=ServeOptions.port, help="default %(default)s; 0 picks a free one")
     _add_keys(group)
-    text = "web pages that may call the server from a browser, as https://chat.example.org; * for all; default: none"
+    text = "origins whose web pages may call the server (CORS), such as https://chat.example.org; *: all; default: none"
     add("--allowed-origins", nargs="+", default=(), metavar="ORIGIN", help=text)
     add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM, with its chain)")
     add("--ssl-keyfile", metavar="FILE", help="the certificate's private key, where it is not in the same file")
     text = "seconds that a connection may wait for its next request"
     add_number(group, "--keep-alive", "keep_alive_s", "S", text)
-    text = "no log line for each request; errors inside the server are still logged"
+    text = "log no line per request; errors inside the server are still logged"
     add("--no-request-log", dest="request_log", action="store_false", help=text)
     add_number(group, "--max-body-mb", "max_body_bytes", "MB", "largest request body (2**20 bytes)", _MB)
     add_number(group, "--body-timeout", "body_timeout_s", "S", "seconds that a request body may take to arrive")
-    text = "seconds that a stopping server gives running requests to finish"
+    text = "seconds that running requests get to finish when the server stops"
     add_number(group, "--drain-timeout", "drain_timeout_s", "S", text)
 
 
 def _add_keys(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    text = "require `Authorization: Bearer KEY`; `ps` shows it: better --api-key-file or EPRT_API_KEY"
+    text = "require `Authorization: Bearer KEY`; `ps` shows this flag: prefer --api-key-file or EPRT_API_KEY"
     add("--api-key", metavar="KEY", help=text)
-    add("--api-key-file", metavar="FILE", help="keys, one a line, each of which opens the API")
+    add("--api-key-file", metavar="FILE", help="file of API keys, one per line")
     text = (
-        "require this key for what changes the server (POST under /v1/eprt); default: EPRT_ADMIN_KEY; "
-        "without one only processes of this host may"
+        "require this key for requests that change the server (POST and DELETE under /v1/eprt); default: "
+        "EPRT_ADMIN_KEY; without one only processes of this host may send them"
     )
     add("--admin-key", metavar="KEY", help=text)
-    add("--admin-key-file", metavar="FILE", help="such keys, one a line")
+    add("--admin-key-file", metavar="FILE", help="file of admin keys, one per line")
 
 
 def add_number(group: argparse._ArgumentGroup, flag: str, name: str, unit: str, text: str, scale: int = 1) -> None:

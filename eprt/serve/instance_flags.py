@@ -22,26 +22,30 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     text = "instances that compute prompts, beside --decode; default: one group of ranks does all"
     add("--prefill", dest="num_prefill", type=int, metavar="P", help=text)
-    text = "instances that go on behind the first token; with --prefill 0 they do all, each by itself"
+    text = "instances that generate all tokens after the first; with --prefill 0 each also computes its own prompts"
     add("--decode", dest="num_decode", type=int, metavar="D", help=text)
     for role in ("prefill", "decode"):
         text = f"ranks of each {role} instance, default {getattr(ServeOptions, f'{role}_ranks')}"
         add(f"--{role}-ranks", type=int, metavar="N", help=text)
     default = ServeOptions.local_prefill_tokens
     text = (
-        f"a decode instance computes a prompt itself that lacks no more tokens in its prefix cache, default {default}"
+        "a decode instance computes a prompt itself if at most N of its tokens are not in its prefix cache, default "
+        f"{default}"
     )
     add("--local-prefill-tokens", type=int, metavar="N", help=text)
     default = ServeOptions.handoff_timeout_s
     text = (
-        f"seconds that a prompt's pages wait for a decode instance, which then computes it itself, default {default:g}"
+        "seconds that a computed prompt waits for a decode instance, which after that computes it again; default "
+        f"{default:g}"
     )
     add("--handoff-timeout", dest="handoff_timeout_s", type=float, metavar="S", help=text)
-    text = "which decode instance goes on: the one with the fastest next step (step, default), the least cached tokens "
-    text += "(kv) or the fewest requests (batch) on its fullest rank"
+    text = (
+        "which decode instance takes a request: the one whose next step is predicted to be fastest (step, default), or "
+    )
+    text += "whose fullest rank has the fewest cached tokens (kv) or requests (batch)"
     add("--decode-balance", metavar="HOW", help=text)
-    text = "what starts a further instance, which then joins, as 'systemctl start eprt@{role}'; its words may have "
-    text += "{role}, {ranks} and {url}; default: this server's launcher starts it"
+    text = "command that starts one more instance, such as 'systemctl start eprt@{role}'; its words may have {role}, "
+    text += "{ranks} and {url}; default: this server's launcher starts it"
     add("--start-instance-command", metavar="COMMAND", help=text)
 
 

@@ -1,4 +1,4 @@
-"""`eprt join URL`: this shell takes the place of a rank that is gone, or brings a whole instance (--role).
+"""`eprt join URL`: replaces a lost rank of a running server by one of this shell, or adds a whole instance (--role).
 
 The launcher of the same host and user hands out the place (ranks/join_door.py); the ranks are children of this process,
 which waits for them. Ctrl-C and SIGTERM ask the server to retire them; a second signal kills them. Knows nothing of
@@ -76,11 +76,13 @@ class JoinError(ValueError):
 def main(argv: list[str] | None = None) -> int:
     """0 once the rank was retired or the server has ended, 1 where the rank was lost, 2 where it could not join."""
     parser = argparse.ArgumentParser(prog="eprt join", description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
-    parser.add_argument("url", metavar="URL", help="of the server, as it was announced: http://127.0.0.1:8000")
-    parser.add_argument("--rank", type=int, metavar="R", help="whose place to take; default: the first that is gone")
+    parser.add_argument("url", metavar="URL", help="the server's address, such as http://127.0.0.1:8000")
+    parser.add_argument("--rank", type=int, metavar="R", help="the lost rank to replace; default: the first one")
     text = "start a whole instance of a server with --decode: prefill or decode"
     parser.add_argument("--role", choices=ROLES, help=text)
-    parser.add_argument("-n", "--ranks", dest="num_ranks", type=int, metavar="N", help="of the instance, default 1")
+    parser.add_argument(
+        "-n", "--ranks", dest="num_ranks", type=int, metavar="N", help="ranks of the instance, default 1"
+    )
     text = "the same model in another directory; default: the server's directory"
     parser.add_argument("--model", metavar="DIR", help=text)
     text = "the server's admin key, to retire the rank on Ctrl-C; default: EPRT_ADMIN_KEY, EPRT_API_KEY"

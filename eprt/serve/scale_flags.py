@@ -16,17 +16,17 @@ def add_scale_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     text = "auto: start and retire instances by predicted times; advise: only say so; off (default)"
     add("--scale", default=ServeOptions.scale, metavar="MODE", help=text)
-    text = "fewest and most prefill instances, as 1:4; default: from 1 to twice --prefill"
+    text = "fewest and most prefill instances, such as 1:4; default: from 1 to twice --prefill"
     add("--scale-prefill", metavar="MIN:MAX", help=text)
-    text = "fewest and most decode instances, as 1:4; default: from 1 to twice --decode"
+    text = "fewest and most decode instances, such as 1:4; default: from 1 to twice --decode"
     add("--scale-decode", metavar="MIN:MAX", help=text)
-    text = "seconds to the first token and per token to stay below; default: those of the first --tier, else 1.5,0.05"
+    text = "targets: seconds to the first token, seconds per token; default: those of the first --tier, else 1.5,0.05"
     add("--scale-target", metavar="S,S", help=text)
-    text = "seconds of one window of the planner, default %(default)g"
+    text = "seconds between two decisions, default %(default)g"
     add(
         "--scale-window", dest="scale_window_s", type=float, default=ServeOptions.scale_window_s, metavar="S", help=text
     )
-    text = "seconds without a change after one, default %(default)g"
+    text = "seconds after a change until the next one, default %(default)g"
     default = ServeOptions.scale_cooldown_s
     add("--scale-cooldown", dest="scale_cooldown_s", type=float, default=default, metavar="S", help=text)
 

@@ -9,11 +9,11 @@ from eprt.serve.tiers.tier import parse_tiers
 def add_tier_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     text = (
-        "a tier of service, as max=1.0,0.030: seconds to the first token, and mean seconds between tokens; may be "
-        "repeated; default: all requests are alike"
+        "a tier of service, such as max=1.0,0.030: seconds to the first token, and mean seconds between tokens; may be "
+        "repeated; default: no tiers"
     )
     add("--tier", dest="tiers", action="append", default=[], metavar="NAME=S,S", help=text)
-    text = "the tier of requests that name none, and whose key has none; default: the one with the longest times"
+    text = "tier of requests that name none and whose key has none; default: the one with the longest times"
     add("--default-tier", default="", metavar="NAME", help=text)
 
 

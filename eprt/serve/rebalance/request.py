@@ -14,6 +14,7 @@ from eprt.serve.openai.parsing import decode_body
 _PLACEMENT_FIELDS = {"physical_to_logical_map", "num_gpus", "num_nodes", "epoch", "metrics", "slot_weight"}
 # Fields that GET /v1/eprt/placement adds; they are accepted so that its answer can be edited and posted.
 _DESCRIPTIVE_FIELDS = {"num_ranks", "num_experts", "layers"}
+_OTHER_MODEL = "it is of another model, or of one with other drafts (`--num-speculative-tokens`)"
 MODES = ("off", "auto", "dry-run")
 _MOST_MOVES = 2**31 - 1
 _FASTEST = sys.float_info.max
@@ -93,16 +94,17 @@ def _placement(data: Any, current: Placement) -> Placement:
         target = Placement.from_json(data)
     except (ValueError, TypeError) as error:
         raise invalid("placement", str(error)) from None
-    for name, what in (
-        ("num_layers", "MoE layers"),
-        ("num_slots", "slots"),
-        ("num_gpus", "ranks"),
-        ("num_nodes", "nodes"),
-        ("num_experts", "experts"),
+    for name, what, remedy in (
+        ("num_layers", "MoE layers", _OTHER_MODEL),
+        ("num_slots", "slots", "make it with `--num-slots {}`"),
+        ("num_gpus", "ranks", "make it with `--num-gpus {}`"),
+        ("num_nodes", "nodes", "make it with `--num-nodes {}`"),
+        ("num_experts", "experts", _OTHER_MODEL),
     ):
         have, want = getattr(target, name), getattr(current, name)
         if have != want:
-            raise invalid("placement", f"the placement has {have} {what}, this server {want}: it is of another model")
+            have = f"the placement has {have} {what}, this server {want}"
+            raise invalid("placement", f"{have}: {remedy.format(want)}")
     return target
 
 
@@ -112,7 +114,7 @@ def _check_experts(rows: Any, current: Placement) -> None:
     for layer, row in enumerate(rows if isinstance(rows, list) else ()):
         if isinstance(row, list) and len(row) != current.num_slots:
             have = f"{name}[layer {layer}] has {len(row)} slots, this server {current.num_slots}"
-            raise invalid("placement", f"{have}; is the placement of another model?")
+            raise invalid("placement", f"{have}: make the placement with `--num-slots {current.num_slots}`")
         for slot, expert in enumerate(row if isinstance(row, list) else ()):
             if type(expert) is not int or not -1 <= expert <= last:
                 what = f"{name}[layer {layer}, slot {slot}] = {expert!r}: this model has experts 0..{last}"
