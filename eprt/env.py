@@ -269,6 +269,11 @@ def started_by_mpirun() -> bool:
     return launched_rank() is not None
 
 
+def started_by_open_mpi() -> bool:
+    """Whether mpirun has started this process; srun alone may announce ranks too."""
+    return "OMPI_COMM_WORLD_RANK" in os.environ
+
+
 # Of job schedulers and of Open MPI: a number of nodes above 1, or a file that lists hosts.
 _NUM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PBS_NUM_NODES")
 _HOST_FILES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE", "LSB_HOSTS")

@@ -3,6 +3,7 @@
     python -m eprt.serve -n 4 --model DIR            # starts the ranks itself; drains on SIGTERM and Ctrl-C
     mpirun -n 4 python -m eprt.serve --model DIR     # under an mpirun of your own
     python -m eprt.serve --model DIR                 # one rank for each NUMA node, no MPI
+    python -m eprt.serve -n 4 --model DIR --nnodes 2 --node-rank 0 --dist-init-addr HOST:PORT    # likewise on host 1
 
 Exit status: 0 drained and stopped, 1 something was lost, 2 a flag, file or address is wrong.
 """
@@ -14,7 +15,7 @@ from eprt import env
 from eprt.serve.default_ranks import default_ranks
 from eprt.serve.errors import report_mistake
 from eprt.serve.flags import parse_options
-from eprt.serve.options import OptionError
+from eprt.serve.options import OptionError, ServeOptions
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         except ValueError as error:
             raise OptionError(str(error)) from None
         options = parse_options(argv)
+        if options.uses_wire:
+            return _serve_over_wire(options)
         if rank is None and options.num_ranks is None and options.engine.device == "cpu" and not env.why_mpirun():
             options = replace(options, num_ranks=default_ranks())
         if options.dry_run:
@@ -51,6 +54,21 @@ def main(argv: list[str] | None = None) -> int:
     except OptionError as error:
         report_mistake("eprt serve: error", error, rank)
         return 2
+
+
+def _serve_over_wire(options: ServeOptions) -> int:
+    if env.started_by_open_mpi():
+        flag = "--nnodes" if options.nnodes > 1 else "--wire"
+        raise OptionError(f"{flag}: eprt starts the ranks of each host itself; leave out mpirun, or {flag}")
+    if options.num_ranks is None:
+        options = replace(options, num_ranks=default_ranks())
+    if options.dry_run:
+        from eprt.serve import dry_run
+
+        return dry_run.run(options)
+    from eprt.serve.hosts import launch
+
+    return launch.launch(options)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from eprt.serve.options import OptionError, ServeOptions
 def run(options: ServeOptions) -> int:
     """0 where it fits; 1 where it does not or that cannot be known. OptionError for what cannot be served."""
     if not options.num_instances:
-        return _tell(options, options.num_ranks or 1, options.model_name)
+        return _tell(options, options.total_ranks, options.model_name)
     plan = {role: num_ranks for _, role, num_ranks in options.instance_plan}
     statuses = [_tell(options, num, f"{options.model_name}, {role} instances") for role, num in plan.items()]
     return max(statuses)

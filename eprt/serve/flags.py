@@ -16,6 +16,7 @@ from eprt.models.config_file import ConfigFile
 from eprt.models.model_types import take_model_type, take_quant_method
 from eprt.serve.engine_flags import add_bind_flag, add_engine_flags, add_model_flag, engine_options
 from eprt.serve.flag_file import with_flags_of_file
+from eprt.serve.host_flags import add_host_flags, check_hosts
 from eprt.serve.http_flags import add_http_flags, add_number, check_http
 from eprt.serve.instance_flags import add_instance_flags, check_instances
 from eprt.serve.model_source import default_name, find_model_dir
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add_engine_flags(group, "ep_payload")
     _add_losses(group)
     add_engine_flags(group, "expert_host_copies")
+    add_host_flags(parser.add_argument_group("several hosts, without MPI"))
     group = parser.add_argument_group("instances: prefill and decode apart")
     add_instance_flags(group)
     add_scale_flags(group)
@@ -157,6 +159,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
         _check_names(args)
         given_model, args.model_dir = args.model_dir, find_model_dir(args.model_dir)
         check_instances(args)
+        check_hosts(args)
         engine = EngineConfig(**engine_options(args), hands_over=args.num_decode > 0)
     except ValueError as error:
         raise OptionError(str(error)) from None
@@ -165,7 +168,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     check_scale(args)
     _check_values(args)
     _check_losses(args)
-    _check_faults(args.inject, args.num_ranks)
+    _check_faults(args.inject, None if args.num_ranks is None else args.num_ranks * args.nnodes)
     if args.rebalance == "auto" and not args.spare_experts:
         raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
     _check_model_dir(Path(args.model_dir), args.skip_tokenizer_init, args.max_model_len)

@@ -39,7 +39,7 @@ from eprt.serve.instances.starter import InstanceStarter
 from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.prepare import Preparer
 from eprt.serve.openai.templates import find_template
-from eprt.serve.options import SERVING, FrontendConfig
+from eprt.serve.options import LOST, SERVING, FrontendConfig
 from eprt.serve.ranks.metrics import RankCollector
 from eprt.serve.ranks.pool import RankPool
 from eprt.serve.ranks.request_metrics import RequestMetrics
@@ -158,6 +158,7 @@ class Frontend:
         status = 0
         if self._pool.state == "lost":
             status = 1
+            self._notify(LOST + self._pool.reason.replace("\n", " ").encode() + b"\n")
             if self._pool.ready.is_set():
                 await asyncio.sleep(_LOST_GRACE_S)
         announcing.cancel()
@@ -182,9 +183,7 @@ class Frontend:
 
     async def _announce(self) -> None:
         await self._pool.ready.wait()
-        if self._notify_fd is not None:
-            with contextlib.suppress(BrokenPipeError):  # the launcher is gone
-                os.write(self._notify_fd, SERVING)
+        self._notify(SERVING)
         num = self._pool.num_ranks
         name, ranks = self._options.model_name, f"{num} rank{'' if num == 1 else 's'}"
         if isinstance(self._pool, Fleet):
@@ -198,6 +197,12 @@ class Frontend:
         key = " -H 'Authorization: Bearer KEY'" if self._has_key else ""
         body = f'{{"model": "{name}", {asks}}}'
         print_line(f"    curl {url}/v1/{path}{key} -d '{body}'", sys.stdout)
+
+    def _notify(self, line: bytes) -> None:
+        """A line to eprt's launcher."""
+        if self._notify_fd is not None:
+            with contextlib.suppress(BrokenPipeError):  # it is gone
+                os.write(self._notify_fd, line)
 
     def _url(self) -> str:
         host, port = self._http.getsockname()[:2]

@@ -34,6 +34,12 @@ class ServeOptions:
     bind: str = DEFAULT_POLICY
     # -n; None: as many as the mpirun that started this process says, else default_ranks.py on CPUs and one on a GPU.
     num_ranks: int | None = None
+    nnodes: int = 1  # hosts, on each of which a launcher starts num_ranks ranks
+    node_rank: int = 0  # of this host
+    dist_init_addr: str | None = None  # HOST:PORT of host 0, where the hosts meet
+    dist_timeout_s: float = 300.0  # until all hosts have come
+    # WireOptions as text: the ranks are a WireGroup, on one host too. None: "tcp" between hosts, shared memory on one.
+    wire: str | None = None
     skip_tokenizer_init: bool = False
     chat_template: str | None = None  # a file; None: the checkpoint's own template
     trust_request_chat_template: bool = False  # requests may bring chat templates of their own
@@ -81,6 +87,16 @@ class ServeOptions:
     decode_balance: str = "step"  # how a decode instance is chosen: by "step", "kv" or "batch" (instances/scores.py)
 
     @property
+    def total_ranks(self) -> int:
+        """Of all hosts; 1 where nothing says how many."""
+        return (self.num_ranks or 1) * self.nnodes
+
+    @property
+    def uses_wire(self) -> bool:
+        """Whether the launcher's ranks are a WireGroup: they span hosts, or are to do as if they did."""
+        return self.nnodes > 1 or self.wire is not None
+
+    @property
     def num_instances(self) -> int:
         """0: one group of ranks does all."""
         return self.num_prefill + self.num_decode
@@ -104,7 +120,8 @@ class InstanceName(msgspec.Struct, frozen=True):
 ROLES = ("prefill", "decode")
 # Each rank's host may have its own; the files are read where the frontend runs.
 _FILES = ("chat_template", "api_key_file", "admin_key_file", "ssl_certfile", "ssl_keyfile")
-_OF_ONE_RANK = ("model_dir", "model_name", "model_aliases", "bind", *_FILES)
+_MEETING = ("node_rank", "dist_init_addr", "dist_timeout_s")
+_OF_ONE_RANK = ("model_dir", "model_name", "model_aliases", "bind", *_FILES, *_MEETING)
 SECRET_FLAGS = ("--api-key", "--admin-key")
 _FLAG_OF = {
     "num_ranks": "-n",
@@ -139,12 +156,23 @@ class FrontendConfig(msgspec.Struct, frozen=True):
     # Rank 0's own connection, whose end of file says that rank 0 is gone. None: eprt's launcher has started the
     # frontend, and rank 0 connects like the others.
     rank0_fd: int | None = None
-    notify_fd: int | None = None  # a pipe to eprt's launcher: a line SERVING once all ranks have loaded
+    # A pipe to eprt's launcher: a line SERVING once all ranks have loaded, a line that begins with LOST where they are
+    # lost.
+    notify_fd: int | None = None
     keys: ServerKeys = NO_KEYS
     board_fd: int | None = None  # of the HostBoard, which tells of ranks that were killed; only where ranks may be lost
 
 
 SERVING = b"serving\n"
+LOST = b"lost "
+
+
+class WireJoin(msgspec.Struct, frozen=True):
+    """How a rank finds the others where they share more than one host's memory (WireGroup)."""
+
+    meeting: str  # HOST:PORT
+    key: str  # of these ranks and this run
+    listener_fd: int | None = None  # listens there; for rank 0
 
 
 class RankConfig(msgspec.Struct, frozen=True):
@@ -153,7 +181,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     options: ServeOptions
     rank: int
     num_ranks: int
-    board_fd: int  # of the HostBoard
+    board_fd: int | None  # of the HostBoard; None: the ranks meet over a wire
     endpoint: str  # where the frontend listens for ranks
     token: str  # see FrontendConfig
     launcher_pid: int
@@ -162,6 +190,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     instance: InstanceName | None = None  # that the rank is part of; num_ranks and the board are its own
     first_rank: int = 0  # ranks of this server on this host that are in other instances, before this one's
     num_host_ranks: int = 0  # ranks of this server on this host, in all instances; 0: num_ranks
+    wire: WireJoin | None = None
 
 
 def make_diagnose_dir(options: ServeOptions) -> None:

@@ -1,7 +1,7 @@
 """Like launch.py, for WireGroup: plain processes that meet at an address, on one host or each in a host of its own.
 
-A "host" of its own is a set of new namespaces (network, processes, mounts, System V memory): its processes have another
-/dev/shm, another /tmp and other interfaces than those of the next one, joined by a pair of virtual cards.
+A "host" of its own is a set of new namespaces (network, processes, mounts, System V memory, host name): its processes
+have another /dev/shm, another /tmp and other interfaces than those of the next one, joined by a pair of virtual cards.
 """
 
 import contextlib
@@ -28,7 +28,9 @@ _PRIVATE = [
     for folder in ("/dev/shm", "/tmp")
     if not any(Path(place).resolve().is_relative_to(folder) for place in (ROOT, sys.prefix))
 ]
-_ISOLATED = "".join(f"mount -t tmpfs none {folder} && " for folder in _PRIVATE) + '"$@"; exit $?'
+_ISOLATED = "".join(f"mount -t tmpfs none {folder} && " for folder in _PRIVATE)
+_ISOLATED += 'echo "$0" > /proc/sys/kernel/hostname && "$@"; exit $?'
+_UNSHARE = ["unshare", "--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def free_port() -> int:
@@ -78,7 +80,7 @@ def run_wire_ranks(num_ranks: int, target: str, *, timeout_s: float = 600, **opt
 
 def why_no_namespaces() -> str | None:
     """Why two hosts cannot be made of namespaces here; None where they can."""
-    trial = ["unshare", "--net", "--mount", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c", _ISOLATED, "sh"]
+    trial = [*_UNSHARE, "--net", "sh", "-c", _ISOLATED, "trial"]
     try:
         done = subprocess.run([*trial, "ip", "link"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
@@ -105,19 +107,8 @@ def two_hosts() -> Iterator[tuple[list[str], list[list[str]]]]:
             ip("-n", space, "addr", "add", f"{address}/24", "dev", card)
             ip("-n", space, "link", "set", card, "up")
             ip("-n", space, "link", "set", "lo", "up")
-        apart = [
-            "unshare",
-            "--mount",
-            "--ipc",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-            "sh",
-            "-c",
-            _ISOLATED,
-        ]
-        yield addresses, [["ip", "netns", "exec", space, *apart, "sh"] for space in spaces]
+        apart = [*_UNSHARE, "sh", "-c", _ISOLATED]
+        yield addresses, [["ip", "netns", "exec", space, *apart, f"host-{i}"] for i, space in enumerate(spaces)]
     finally:
         for space in spaces:
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True, timeout=60)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 
 from eprt.ep.wire.handshake import admit
-from eprt.ep.wire.meeting import connect, keep_alive
+from eprt.ep.wire.meeting import connect, keep_alive, listen_for_ranks
 
 
 class PeerConnections:
@@ -25,8 +25,7 @@ class PeerConnections:
 
     def __init__(self, host: str, rank: int, peers: Iterable[int], num_threads: int, key: bytes):
         self._rank, self._peers, self._num_threads, self._key = rank, tuple(peers), num_threads, key
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+        self._listener = listen_for_ranks(host, 0)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._socks: dict[tuple[int, int], socket.socket] = {}  # by thread and peer
 

@@ -5,6 +5,7 @@ connections whose other end has proved that it has the group's key (handshake.py
 """
 
 import contextlib
+import ipaddress
 import pickle
 import socket
 import struct
@@ -29,6 +30,22 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"meeting address {text!r}: write HOST:PORT, an address of rank 0's host that all can reach")
     return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody on another host can come to this address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen_for_ranks(host: str, port: int) -> socket.socket:
+    """A listening socket at an address of this host; OSError where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)
 
 
 def keep_alive(sock: socket.socket) -> None:
@@ -67,15 +84,24 @@ class Meeting:
         rank, size: of this process, and how many there are.
         key: that all ranks have.
         timeout_s: until all ranks have come.
+        listener: at the address, for rank 0, where somebody else has bound it.
     """
 
-    def __init__(self, address: str, rank: int, size: int, key: bytes, timeout_s: float):
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        size: int,
+        key: bytes,
+        timeout_s: float,
+        listener: socket.socket | None = None,
+    ):
         self.rank, self.size = rank, size
         self._where = f"[rank {rank}/{size}]"
         self._num_calls = 0
         self._lost: int | None = None
         place = parse_address(address)
-        self._desk = _Desk(place, size, key, timeout_s) if rank == 0 else None
+        self._desk = _Desk(listener or _listen(place, size), size, key, timeout_s) if rank == 0 else None
         try:
             self._sock = connect(place, key, {"rank": rank, "size": size}, timeout_s)
             self._receive(time.monotonic() + timeout_s + 2 * _LATE_S, "the start")
@@ -131,6 +157,17 @@ class Meeting:
             self._desk.close(patience_s)
 
 
+def _listen(address: tuple[str, int], size: int) -> socket.socket:
+    try:
+        return listen_for_ranks(*address)
+    except OSError as error:
+        where = f"{address[0]}:{address[1]}"
+        raise ConnectionError(
+            f"[rank 0/{size}] cannot listen at the meeting address {where}: {error.strerror or error}; name an "
+            "address of this host and a free port"
+        ) from None
+
+
 def _receive_message(sock: socket.socket, deadline: float) -> Any:
     (length,) = _LENGTH.unpack(receive_exactly(sock, _LENGTH.size, deadline))
     return pickle.loads(receive_exactly(sock, length, deadline))
@@ -139,7 +176,8 @@ def _receive_message(sock: socket.socket, deadline: float) -> Any:
 class _Desk:
     """The threads of rank 0 that collect values: one that admits ranks, then one per rank."""
 
-    def __init__(self, address: tuple[str, int], size: int, key: bytes, timeout_s: float):
+    def __init__(self, listener: socket.socket, size: int, key: bytes, timeout_s: float):
+        self._listener = listener
         self._size, self._key, self._timeout_s = size, key, timeout_s
         self._lock = threading.Lock()
         self._socks: dict[int, socket.socket] = {}
@@ -147,15 +185,6 @@ class _Desk:
         self._rounds: dict[int, dict[int, tuple[str, bytes]]] = {}  # call -> rank -> kind and value
         self._gone: set[int] = set()
         self._closed = False
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        try:
-            self._listener = socket.create_server(address, family=family, backlog=1024)
-        except OSError as error:
-            where = f"{address[0]}:{address[1]}"
-            raise ConnectionError(
-                f"[rank 0/{size}] cannot listen at the meeting address {where}: {error.strerror or error}; name an "
-                "address of this host and a free port"
-            ) from None
         threading.Thread(target=self._admit_all, name="eprt-desk", daemon=True).start()
 
     def _admit_all(self) -> None:

@@ -5,8 +5,8 @@ puts and posts of the native proxy (csrc/wire), over TCP or over memory at the p
 """
 
 import ctypes
-import ipaddress
 import secrets
+import socket
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from eprt.ep.group.memfd import memfd_window
 from eprt.ep.group.window import SharedWindow, private_window
 from eprt.ep.wire.connections import PeerConnections
 from eprt.ep.wire.library import CShape, call_wire, load_library
-from eprt.ep.wire.meeting import Meeting, parse_address
+from eprt.ep.wire.meeting import Meeting, is_loopback, parse_address
 from eprt.ep.wire.options import WireOptions
 
 _DIED = 3  # PeerState of csrc/wire/board.h
@@ -56,14 +56,24 @@ class WireGroup(EPGroup):
         rank, size: of this process, and how many there are.
         wire: WireOptions, as an object or as text, such as "tcp" or "paced:gbps=25,latency_us=3".
         key: secret of the group; default EPRT_GROUP_KEY. Without one only a loopback address will do.
+        listener: at the meeting's address, for rank 0, where somebody else has bound it; the group closes it.
     """
 
-    def __init__(self, meeting: str, rank: int, size: int, *, wire: WireOptions | str = "tcp", key: str | None = None):
+    def __init__(
+        self,
+        meeting: str,
+        rank: int,
+        size: int,
+        *,
+        wire: WireOptions | str = "tcp",
+        key: str | None = None,
+        listener: socket.socket | None = None,
+    ):
         self._wire = WireOptions.from_text(wire) if isinstance(wire, str) else wire
         if size < 1 or not 0 <= rank < size:
             raise ValueError(f"rank {rank} of {size}: must be one of 0 to {size - 1}")
         key = env.get("EPRT_GROUP_KEY") if key is None else key
-        if not key and not _is_loopback(parse_address(meeting)[0]):
+        if not key and not is_loopback(parse_address(meeting)[0]):
             raise ValueError(
                 f"[rank {rank}/{size}] whoever reaches {meeting} could join: set EPRT_GROUP_KEY to the same secret on "
                 "all hosts"
@@ -73,7 +83,7 @@ class WireGroup(EPGroup):
         self._closed = False
         self._open_buffers: dict[int, np.ndarray] = {}  # of messages, by number
         self._set_up_s = env.get("EPRT_TIMEOUT_S")
-        self._meeting = Meeting(meeting, rank, size, (key or "").encode(), self._set_up_s)
+        self._meeting = Meeting(meeting, rank, size, (key or "").encode(), self._set_up_s, listener)
         try:
             self._join(rank, size)
             self._check_options()
@@ -185,12 +195,3 @@ class WireGroup(EPGroup):
         self._open_buffers.clear()
         self._meeting.close(patience_s)
         self._watch.close()
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -58,6 +58,20 @@ def listen(hosts: set[str]) -> tuple[socket.socket, str]:
     return listener, endpoint
 
 
+def listen_at(host: str) -> tuple[socket.socket, int]:
+    """A listening socket at this address of this host, for ranks of any host, and its port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family, backlog=1024)
+    _notice_lost_host(listener)  # what it accepts inherits this
+    return listener, listener.getsockname()[1]
+
+
+def _notice_lost_host(sock: socket.socket) -> None:
+    notice_dead_host(sock)
+    # With data under way the kernel does not probe: this ends the wait for its acknowledgement.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
+
+
 def connect(endpoint: str, timeout_s: float) -> socket.socket:
     """The stream socket to `endpoint`; raises ConnectionError naming it after timeout_s."""
     kind, _, address = endpoint.partition(":")
@@ -71,9 +85,7 @@ def connect(endpoint: str, timeout_s: float) -> socket.socket:
             host, _, port = address.rpartition(":")
             sock = socket.create_connection((host, int(port)), timeout=max(0.1, deadline - time.monotonic()))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            notice_dead_host(sock)
-            # With data under way the kernel does not probe: this ends the wait for its acknowledgement.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
+            _notice_lost_host(sock)
             return sock
         except OSError as error:
             if time.monotonic() > deadline:

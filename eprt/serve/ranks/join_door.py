@@ -147,6 +147,7 @@ class JoinDoor:
             send_line(sock, JoinAnswer(error=error))
             return
         config = slots.config_of(rank, joins=True)
+        assert config.board_fd is not None, "a rank can only join others that share its host's memory"
         send_line(sock, JoinAnswer(config=config), (config.board_fd,))
         joined, _ = receive_line(sock, JoinedProcess)
         slots.add_process(rank, AdoptedProcess(joined.pid))

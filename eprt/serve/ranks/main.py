@@ -78,14 +78,16 @@ def run(options: ServeOptions) -> int:
 def run_launched(config: RankConfig) -> int:
     """The same as a rank of eprt's launcher, on which nothing depends but this rank."""
     _start_logging()
-    sock = connect(config.endpoint, timeout_s=env.get("EPRT_TIMEOUT_S"))
+    try:
+        sock = connect(config.endpoint, timeout_s=env.get("EPRT_TIMEOUT_S"))
+    except ConnectionError as error:
+        print_line(f"eprt: rank {config.rank}: {error}")
+        return 1
     channel = Channel(sock, Hello(config.token, config.rank, os.getpid(), socket.gethostname(), config.instance))
     try:
         _leave_on_signals(channel)
         channel.watch_process("the launcher", config.launcher_pid)
-        board = HostBoard(config.board_fd, config.num_ranks)
-        elastic = config.options.max_lost_ranks > 0
-        group = EPGroup.from_host(board, config.rank, joins=config.joins, elastic=elastic)
+        group = _join_group(config, channel)
         if config.num_host_ranks:
             group.num_ranks_on_host = config.num_host_ranks
         worker.serve(config.options, group, channel, config.first_rank)
@@ -96,6 +98,25 @@ def run_launched(config: RankConfig) -> int:
         return 2
     group.close()
     return 0
+
+
+def _join_group(config: RankConfig, channel: Channel) -> EPGroup:
+    """With the ranks of other hosts, if there are any. A failure goes to the frontend, and ends this process."""
+    if config.wire is None:
+        assert config.board_fd is not None, "without a wire ranks share a board"
+        board = HostBoard(config.board_fd, config.num_ranks)
+        elastic = config.options.max_lost_ranks > 0
+        return EPGroup.from_host(board, config.rank, joins=config.joins, elastic=elastic)
+    from eprt.ep.wire.wire_group import WireGroup
+
+    listener = None
+    if config.wire.listener_fd is not None and config.rank == 0:
+        listener = socket.socket(fileno=config.wire.listener_fd)
+    wire, key = config.options.wire or "tcp", config.wire.key
+    try:
+        return WireGroup(config.wire.meeting, config.rank, config.num_ranks, wire=wire, key=key, listener=listener)
+    except Exception as error:
+        worker.fail(error, channel)
 
 
 def _start_logging() -> None:

@@ -331,7 +331,7 @@ _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 
 
-def pack(message: ToRank | ToFrontend) -> bytes:
+def pack(message: msgspec.Struct) -> bytes:
     """One frame: a little-endian uint32 length, then msgpack."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body

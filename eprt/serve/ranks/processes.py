@@ -22,7 +22,9 @@ def start_frontend(config: FrontendConfig) -> subprocess.Popen:
 
 def start_rank(config: RankConfig) -> subprocess.Popen:
     variables = env.of_server(config.variables)
-    return _start(["-m", "eprt.serve.ranks", str(config.rank)], config, [config.board_fd], variables)
+    listener = config.wire.listener_fd if config.wire is not None and config.rank == 0 else None
+    fds = [fd for fd in (config.board_fd, listener) if fd is not None]
+    return _start(["-m", "eprt.serve.ranks", str(config.rank)], config, fds, variables)
 
 
 def _start(

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,12 +60,14 @@ class RankEnd:
     pid: int
     status: int  # exit status, negative for a signal
     instance: str = ""  # that the rank was part of, where the server has several
+    host: str = ""  # likewise
 
     def __str__(self) -> str:
         how = f": killed by signal {-self.status}" if self.status < 0 else ""
         how = f": exit status {self.status}" if self.status > 0 else how
         where = f"{self.instance}, " if self.instance else ""
-        return f"{where}rank {self.rank} (pid {self.pid}) ended{how}"
+        host = f", host {self.host}" if self.host else ""
+        return f"{where}rank {self.rank} (pid {self.pid}{host}) ended{how}"
 
 
 class RankSlots:
@@ -72,11 +75,13 @@ class RankSlots:
 
     Args:
         config: of the ranks; only rank and joins differ between them.
-        board: that they share.
+        board: that they share; None: they meet over a wire.
+        ranks: those of this host; default: all.
     """
 
-    def __init__(self, config: RankConfig, board: HostBoard):
+    def __init__(self, config: RankConfig, board: HostBoard | None, ranks: Sequence[int] | None = None):
         self._config, self._board = config, board
+        self._ranks = range(config.num_ranks) if ranks is None else ranks
         self._processes: dict[int, RankProcess] = {}
         self._started_s: dict[int, float] = {}
         self._delay_s: dict[int, float] = {}
@@ -96,7 +101,7 @@ class RankSlots:
 
     def start_all(self) -> None:
         """The ranks of the start."""
-        for rank in range(self._config.num_ranks):
+        for rank in self._ranks:
             self.start(rank)
 
     def start(self, rank: int, *, joins: bool = False) -> None:
@@ -105,7 +110,7 @@ class RankSlots:
 
     def add_process(self, rank: int, process: RankProcess) -> None:
         """From now on the process is this rank."""
-        self._board.mark_ended(rank, False)
+        self._mark_ended(rank, False)
         self._processes[rank], self._started_s[rank] = process, time.monotonic()
         self._due_s.pop(rank, None)
 
@@ -115,9 +120,13 @@ class RankSlots:
         for rank, process in list(self._processes.items()):
             if (status := process.poll()) is not None:
                 del self._processes[rank]
-                self._board.mark_ended(rank, True)
+                self._mark_ended(rank, True)
                 ends.append(RankEnd(rank, process.pid, status))
         return ends
+
+    def _mark_ended(self, rank: int, ended: bool) -> None:
+        if self._board is not None:
+            self._board.mark_ended(rank, ended)
 
     def plan_restart(self, end: RankEnd) -> float:
         """Lets restart_due start the rank again after a delay, which is returned. It grows with each loss of the slot,

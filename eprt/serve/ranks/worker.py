@@ -10,6 +10,7 @@ import signal
 import time
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from eprt.engine.outputs import HandoffEvent, StepResult, TokenOutput
 from eprt.serve.options import OptionError, ServeOptions
@@ -326,12 +327,17 @@ def serve(options: ServeOptions, group, channel: Channel, first_rank: int = 0) -
     except (FrontendLostError, OptionError):
         raise
     except Exception as error:
-        with contextlib.suppress(FrontendLostError):
-            channel.send(_fatal(error))
-            # mpirun ends all processes when this one exits, and drops what the frontend has not printed by then.
-            channel.wait_closed(timeout_s=5)
-        # No collective clean-up: the other ranks may be waiting for this one; mpirun ends them.
-        os._exit(1)
+        fail(error, channel)
+
+
+def fail(error: Exception, channel: Channel) -> NoReturn:
+    """Ends this process with status 1, once the frontend has heard why."""
+    with contextlib.suppress(FrontendLostError):
+        channel.send(_fatal(error))
+        # mpirun ends all processes when this one exits, and drops what the frontend has not printed by then.
+        channel.wait_closed(timeout_s=5)
+    # No collective clean-up: the other ranks may be waiting for this one; mpirun ends them.
+    os._exit(1)
 
 
 def _fatal(error: Exception) -> msg.Fatal:
