@@ -60,7 +60,10 @@ def misfit(first: HostCard, card: HostCard, wire: str | None) -> str | None:
     """Why the card does not fit to that of host 0; None where it does."""
     if card.nnodes != first.nnodes:
         return f"{card} has --nnodes {card.nnodes}, {first} has {first.nnodes}; give all hosts the same"
-    if not 0 < card.node < first.nnodes:
+    if not 0 <= card.node < first.nnodes:
+        most = first.nnodes - 1
+        return f"--node-rank {card.node} ({card.name}): must be in 0..{most}, as {first} has --nnodes {first.nnodes}"
+    if card.node == first.node:
         return f"--node-rank {card.node} ({card.name}) is taken by {first}; give each host a rank of its own"
     if card.num_ranks != first.num_ranks:
         return (

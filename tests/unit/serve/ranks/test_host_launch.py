@@ -143,7 +143,7 @@ def test_what_does_not_end_in_time_is_killed(server, monkeypatch, capsys):
 
 
 def test_ranks_that_do_not_leave_after_the_frontend_are_killed(server, monkeypatch):
-    monkeypatch.setattr(host_launch, "_RANKS_LEAVE_S", 0.2)
+    monkeypatch.setattr(host_launch, "RANKS_LEAVE_S", 0.2)
     server.stubborn = True
     assert server.run(stop) == 0
     assert {process.returncode for process in server.ranks.values()} == {-signal.SIGKILL}
