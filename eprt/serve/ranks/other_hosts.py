@@ -15,7 +15,10 @@ class HostStop:
 class HostLoss:
     """A launcher is gone, and with it whoever can end that host's ranks."""
 
-    host: str  # in words
+    what: str  # in words
+
+    def __str__(self) -> str:
+        return self.what
 
 
 HostEvent = HostStop | HostLoss | RankEnd
