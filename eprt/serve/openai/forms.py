@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eprt.engine.grammars import GrammarError, Grammars
 from eprt.engine.structured_outputs import FramedCalls, StructuredOutputs
 from eprt.engine.tokenizer import Tokenizer
-from eprt.serve.errors import invalid
+from eprt.serve.errors import invalid, unavailable
+from eprt.serve.openai.form_checker import FormChecker
 from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.protocol import ChatRequest, CompletionRequest, Tool
 from eprt.serve.openai.reasoning import END
@@ -39,12 +39,8 @@ class Forms:
 
     def __init__(self, tokenizer: Tokenizer | None, formats: ModelFormats):
         self._tokenizer, self._formats = tokenizer, formats
-        self._grammars = Grammars(self._load_tokenizer)
+        self._checker = FormChecker(tokenizer) if tokenizer else None
         self._threads = ThreadPoolExecutor(2, "forms")
-
-    def _load_tokenizer(self) -> Tokenizer:
-        assert self._tokenizer is not None
-        return self._tokenizer
 
     def of_completion(self, request: CompletionRequest) -> RequestedForm | None:
         """ApiError where the request asks for what cannot be, as in of_chat()."""
@@ -73,19 +69,21 @@ class Forms:
         return form
 
     async def require(self, form: RequestedForm) -> None:
-        """Compiles the form, in a thread. ApiError 400, saying where and why, for one that cannot be enforced."""
-        if self._grammars.find(form.outputs) is not None:
-            return
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._compile, form)
+        """ApiError 400, saying where and why, for a form that cannot be enforced."""
+        assert self._checker is not None, "without a tokenizer no form is asked for"
+        if self._checker.find(form.outputs) != "":
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._check, self._checker, form)
 
-    def _compile(self, form: RequestedForm) -> None:
+    def _check(self, checker: FormChecker, form: RequestedForm) -> None:
         try:
-            self._grammars.compile(form.outputs)
-        except GrammarError as error:
+            refusal = checker.why_refused(form.outputs)
+        except OSError as error:
+            raise unavailable(f"the form of the answer cannot be checked: {error}", code="no_process") from None
+        if refusal:
             frames = form.outputs.calls.frames if form.outputs.calls else ()
             for field, (_, schema, _) in zip(form.schema_fields, frames):
-                self._compile(RequestedForm(field, StructuredOutputs(json=schema)))
-            raise invalid(form.field, f"{form.field}: {error}") from None
+                self._check(checker, RequestedForm(field, StructuredOutputs(json=schema)))
+            raise invalid(form.field, f"{form.field}: {refusal}")
 
 
 def _asked_by_fields(request: CompletionRequest | ChatRequest) -> RequestedForm | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from eprt.engine.grammars import Grammars
 from eprt.engine.structured_outputs import StructuredOutputs
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError
@@ -44,7 +45,7 @@ def chat(forms: Forms, prompt: str = "", **fields) -> RequestedForm | None:
 def fits(forms: Forms, tokenizer: Tokenizer, form: RequestedForm | None, text: str) -> bool:
     assert form is not None
     asyncio.run(forms.require(form))
-    matcher = forms._grammars.compile(form.outputs).deep_copy()
+    matcher = Grammars(lambda: tokenizer).compile(form.outputs).deep_copy()
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
