@@ -4,11 +4,13 @@ Loads no torch, so a bad flag shows at once. Knows nothing of what the options d
 """
 
 import argparse
-from dataclasses import fields
+import os
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
 
+from eprt import env
 from eprt.bind import check_policy
 from eprt.config import EngineConfig
 from eprt.engine.sampling_defaults import read_sampling_defaults
@@ -108,6 +110,9 @@ def _add_losses(group: argparse._ArgumentGroup) -> None:
     text = "ranks that may be lost while the others go on serving; default %(default)s: the first loss ends the server"
     default = ServeOptions.max_lost_ranks
     group.add_argument("--max-lost-ranks", type=int, default=default, metavar="F", help=text)
+    text = "seconds for which the others wait for a rank before it is killed as lost, whatever it does; default: 1, or "
+    text += "10 usual steps, where it does nothing, else EPRT_TIMEOUT_S"
+    group.add_argument("--hang-timeout", dest="hang_timeout_s", type=float, metavar="S", help=text)
     text = "replace a lost rank by a new process; if it keeps ending, again after 1, 2, 4 ... 60 s"
     group.add_argument("--restart-lost-ranks", action="store_true", help=text)
 
@@ -168,6 +173,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     check_scale(args)
     _check_values(args)
     _check_losses(args)
+    _check_hang_timeout(args)
     _check_faults(args.inject, None if args.num_ranks is None else args.num_ranks * args.nnodes)
     if args.rebalance == "auto" and not args.spare_experts:
         raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
@@ -178,6 +184,8 @@ def parse_options(argv: list[str]) -> ServeOptions:
     except ValueError as error:
         raise OptionError(str(error)) from None
     given = {field.name: vars(args)[field.name] for field in fields(ServeOptions) if field.name in vars(args)}
+    # Ranks that join are started in other directories.
+    engine = replace(engine, model_dir=os.path.abspath(engine.model_dir))
     given["model_name"], *aliases = args.model_names or [default_name(given_model)]
     given["model_aliases"] = tuple(aliases)
     given["inject"], given["allowed_origins"] = tuple(args.inject), tuple(args.allowed_origins)
@@ -225,6 +233,23 @@ def _check_losses(args: argparse.Namespace) -> None:
         raise OptionError(
             "--restart-lost-ranks needs --max-lost-ranks of at least 1, or instances (--decode): else the first loss "
             "ends all"
+        )
+
+
+def _check_hang_timeout(args: argparse.Namespace) -> None:
+    timeout_s, name = args.hang_timeout_s, "EPRT_TIMEOUT_S" if args.device == "cpu" else "EPRT_GPU_TIMEOUT_S"
+    if timeout_s is None:
+        return
+    if not args.max_lost_ranks and not args.num_decode:
+        raise OptionError(
+            f"--hang-timeout {timeout_s:g}: needs --max-lost-ranks of at least 1, or instances (--decode): else nobody "
+            "goes on without the rank"
+        )
+    most_s = env.get(name)
+    if not 0.5 <= timeout_s <= most_s:
+        raise OptionError(
+            f"--hang-timeout {timeout_s:g}: must be in 0.5..{most_s:g}: ranks wait no longer for each other than "
+            f"{name}={most_s:g} s"
         )
 
 

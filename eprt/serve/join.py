@@ -26,6 +26,7 @@ import eprt
 from eprt import env
 from eprt.ep.group.host_board import HostBoard
 from eprt.serve.errors import print_line
+from eprt.serve.fingerprint import fingerprint
 from eprt.serve.model_source import find_model_dir
 from eprt.serve.options import ROLES, RankConfig
 from eprt.serve.ranks.join_door import (
@@ -33,7 +34,6 @@ from eprt.serve.ranks.join_door import (
     JoinedProcess,
     JoinRequest,
     door_name,
-    fingerprint,
     peer_uid,
     receive_line,
     send_line,

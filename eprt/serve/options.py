@@ -67,6 +67,8 @@ class ServeOptions:
     load_window_s: float = 5.0  # length of a window of expert load
     migration_timeout_s: float = 120.0  # deadline of each round of a migration
     max_lost_ranks: int = 0  # ranks that may be gone while the others serve on; 0: the first loss ends the server
+    # How long others wait for a rank before it is given up; None: as hang_judge.py finds.
+    hang_timeout_s: float | None = None
     restart_lost_ranks: bool = False  # the launcher starts a process in the place of a rank that was lost
     num_prefill: int = 0  # instances that compute prompts; 0 (and 0 decode instances): one group of ranks does all
     num_decode: int = 0  # instances that go on behind the first token
@@ -165,6 +167,7 @@ class FrontendConfig(msgspec.Struct, frozen=True):
 
 SERVING = b"serving\n"
 LOST = b"lost "
+REFUSED = 2  # exit status of a rank that is not taken in
 
 
 class WireJoin(msgspec.Struct, frozen=True):
@@ -191,6 +194,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     first_rank: int = 0  # ranks of this server on this host that are in other instances, before this one's
     num_host_ranks: int = 0  # ranks of this server on this host, in all instances; 0: num_ranks
     wire: WireJoin | None = None
+    fingerprint: str = ""  # of the model that the others have loaded, where the rank joins; "": not known
 
 
 def make_diagnose_dir(options: ServeOptions) -> None:

@@ -2,11 +2,14 @@
 refuse."""
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
@@ -57,8 +60,22 @@ def refusal(url: str, *arguments: str) -> str:
     return said
 
 
+def other_weights(folder: Path) -> Path:
+    """The model's directory again, with other weights of one expert."""
+    for file in MODEL.iterdir():
+        shutil.copy(file, folder)
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    first = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(bytes(data[8:first]))
+    start, end = next(entry["data_offsets"] for name, entry in header.items() if ".experts." in name)
+    data[first + start : first + end] = bytes(reversed(data[first + start : first + end]))
+    path.write_bytes(data)
+    return folder
+
+
 def test_a_process_joins_in_the_place_of_a_lost_rank_and_retires(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    other_model = str(other_weights(tmp_path))
     with elastic(3) as (server, http):
         url, expected = server.url, token_ids(http)
         assert "there is no place to join" in refusal(url)
@@ -66,7 +83,7 @@ def test_a_process_joins_in_the_place_of_a_lost_rank_and_retires(tmp_path):
         os.kill(victim, signal.SIGKILL)
         wait_state(url, 1, "gone")
         assert "--rank 0: that rank runs" in refusal(url, "--rank", "0")
-        assert "another model than the server's" in refusal(url, "--model", str(tmp_path))
+        assert "another model than the server's" in refusal(url, "--model", other_model)
         assert token_ids(http) == expected
         joined = join(url, "--rank", "1", "--model", str(MODEL))
         wait_state(url, 1, "ready")
@@ -77,6 +94,15 @@ def test_a_process_joins_in_the_place_of_a_lost_rank_and_retires(tmp_path):
         assert joined.returncode == 0 and said.startswith("eprt: rank 1 (pid "), said
         wait_state(url, 1, "gone")
         assert token_ids(http) == expected
+        both = [join(url, "--rank", "1") for _ in range(2)]  # at the same moment
+        wait_state(url, 1, "ready")
+        wait_until(lambda: any(one.poll() is not None for one in both), "a refusal")
+        (refused,) = [one for one in both if one.poll() is not None]
+        assert refused.returncode == 2 and "--rank 1: that rank runs (pid " in refused.communicate()[1]
+        (joined,) = [one for one in both if one is not refused]
+        os.kill(pids(url)[1], signal.SIGTERM)  # the rank itself: it alone leaves
+        assert joined.wait(PATIENCE_S) == 0 and token_ids(http) == expected
+        wait_state(url, 1, "gone")
         output = server.output()
         assert f"eprt: rank 1 (pid {victim}) ended: killed by signal 9\n" in output, output
         assert "joins\n" in output and set(states(url).values()) == {"ready", "gone"}

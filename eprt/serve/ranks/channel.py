@@ -209,7 +209,11 @@ class Channel:
             except BlockingIOError:
                 return messages
             except OSError as error:
+                if messages:
+                    return messages
                 raise FrontendLostError(str(error)) from None
+            if not data and messages:  # its last words come first; the next call finds the end again
+                return messages
             if not data:
                 raise FrontendLostError("the frontend closed the connection")
             messages += self._unpacker.add_bytes(data)

@@ -23,10 +23,12 @@ from eprt.models.config_file import ConfigFile
 from eprt.serve.certificate import check_certificate
 from eprt.serve.device_check import check_device
 from eprt.serve.errors import print_line
+from eprt.serve.fingerprint import begin_fingerprint
 from eprt.serve.key_sources import read_keys
 from eprt.serve.keys import ServerKeys
 from eprt.serve.options import (
     LOST,
+    REFUSED,
     SERVING,
     FrontendConfig,
     OptionError,
@@ -48,7 +50,6 @@ LEAVE_S = 60.0  # beyond the drain, until everything is killed
 RANKS_LEAVE_S = 10.0  # for ranks, once the frontend has ended by its own decision
 _FRONTEND_NOTICES_S = 15.0  # for the frontend to end, once a rank was lost that it cannot do without
 LONGEST_SLEEP_S = 0.25
-_REFUSED = 2  # exit status of a rank that the frontend does not take in
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,10 @@ class HostLauncher:
             wire=place.wire,
         )
         here = range(options.num_ranks or 1)
-        self._slots = InstanceSlots(config) if options.num_instances else RankSlots(config, place.board, here)
         self._survives = options.max_lost_ranks > 0 or options.num_instances > 0  # a lost rank may not end the server
-        self._door = JoinDoor(self._slots, http.getsockname()[1]) if self._survives else None
+        print_of = begin_fingerprint(options.engine.model_dir).result if self._survives else str
+        self._slots = InstanceSlots(config) if options.num_instances else RankSlots(config, place.board, here, print_of)
+        self._door = JoinDoor(self._slots, http.getsockname()[1], print_of) if self._survives else None
         self._notices, notify = os.pipe2(os.O_CLOEXEC)
         self._unread = b""  # the beginning of a notice
         self._num_forwarded = 0
@@ -194,7 +196,7 @@ class HostLauncher:
             return
         if self._serves and self._survives:
             line = f"eprt: {end}"
-            if end.status not in (0, _REFUSED) and self._options.restart_lost_ranks:
+            if end.status not in (0, REFUSED) and self._options.restart_lost_ranks:
                 line += f"; it is started again in {self._slots.plan_restart(end):g} s"
             print_line(line)
         else:

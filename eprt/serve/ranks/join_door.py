@@ -13,12 +13,11 @@ Knows nothing of the frontend, which must accept the rank too.
 """
 
 import contextlib
-import hashlib
 import os
 import socket
 import struct
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -62,15 +61,6 @@ def door_name(port: int) -> str:
     return f"\0eprt-join-{port}"
 
 
-def fingerprint(model_dir: str) -> str:
-    """Equal for directories with the same configuration and weight files of the same sizes."""
-    path = Path(model_dir)
-    digest = hashlib.sha256((path / "config.json").read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-    return digest.hexdigest()
-
-
 def peer_uid(sock: socket.socket) -> int:
     return _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
 
@@ -105,10 +95,16 @@ def receive_line(sock: socket.socket, kind: type[_Line], max_fds: int = 0) -> tu
 
 
 class JoinDoor:
-    """The launcher's side. Args: slots: to which processes are added; port: of the HTTP socket."""
+    """The launcher's side.
 
-    def __init__(self, slots: RankSlots | InstanceSlots, port: int):
-        self._slots = slots
+    Args:
+        slots: to which processes are added.
+        port: of the HTTP socket.
+        fingerprint: of the model that the ranks have loaded, "" where it is not known; asked for when a process comes.
+    """
+
+    def __init__(self, slots: RankSlots | InstanceSlots, port: int, fingerprint: Callable[[], str]):
+        self._slots, self._fingerprint = slots, fingerprint
         self.is_open = False  # whether anybody can come
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.setblocking(False)
@@ -154,7 +150,7 @@ class JoinDoor:
         print_line(f"eprt: rank {rank} (pid {joined.pid}) joins")
 
     def _answer_instance(self, sock: socket.socket, slots: InstanceSlots, request: JoinRequest) -> None:
-        error = _difference(request, slots.config)
+        error = self._difference(request, slots.config)
         if error is None and request.role is None:
             error = "this server has instances: give --role prefill or --role decode"
         if error is not None or request.role is None:
@@ -175,7 +171,7 @@ class JoinDoor:
         """The slot, or why there is none."""
         config, taken = slots.config_of(0, joins=True), slots.pid_of_rank
         gone = [rank for rank in range(config.num_ranks) if rank not in taken]
-        if error := _difference(request, config):
+        if error := self._difference(request, config):
             return -1, error
         if request.role is not None:
             return -1, "this server is one group of ranks: --role is for servers with --decode"
@@ -187,12 +183,11 @@ class JoinDoor:
             return -1, f"--rank {request.rank}: that rank runs (pid {taken[request.rank]}); free: {gone or 'none'}"
         return request.rank, None
 
-
-def _difference(request: JoinRequest, config: RankConfig) -> str | None:
-    """Why its ranks cannot compute with the server's."""
-    if request.version != eprt.__version__:
-        return f"the server runs eprt {eprt.__version__}, this is eprt {request.version}"
-    model = config.options.engine.model_dir
-    if request.model not in (None, fingerprint(model)):
-        return f"another model than the server's ({model}): config.json or the weight files differ"
-    return None
+    def _difference(self, request: JoinRequest, config: RankConfig) -> str | None:
+        """Why its ranks cannot compute with the server's."""
+        if request.version != eprt.__version__:
+            return f"the server runs eprt {eprt.__version__}, this is eprt {request.version}"
+        if request.model is not None and self._fingerprint() not in ("", request.model):
+            model = config.options.engine.model_dir
+            return f"another model than the server's ({model}): config.json or the weights differ"
+        return None

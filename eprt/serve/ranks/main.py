@@ -22,9 +22,11 @@ from eprt.ep.group.host_board import HostBoard
 from eprt.serve.certificate import check_certificate
 from eprt.serve.device_check import check_device
 from eprt.serve.errors import print_line
+from eprt.serve.fingerprint import fingerprint
 from eprt.serve.key_sources import read_keys
 from eprt.serve.keys import ServerKeys
 from eprt.serve.options import (
+    REFUSED,
     SECRET_FLAGS,
     FrontendConfig,
     OptionError,
@@ -37,6 +39,7 @@ from eprt.serve.ranks import worker
 from eprt.serve.ranks.channel import Channel, FrontendLostError, bind_http, connect, listen
 from eprt.serve.ranks.messages import Drain, Hello
 from eprt.serve.ranks.processes import start_frontend
+from eprt.serve.ranks.start_engine import wait_admitted
 
 
 def run(options: ServeOptions) -> int:
@@ -78,6 +81,9 @@ def run(options: ServeOptions) -> int:
 def run_launched(config: RankConfig) -> int:
     """The same as a rank of eprt's launcher, on which nothing depends but this rank."""
     _start_logging()
+    if why := _other_model(config):
+        print_line(f"eprt: rank {config.rank} cannot join: {why}")
+        return REFUSED
     try:
         sock = connect(config.endpoint, timeout_s=env.get("EPRT_TIMEOUT_S"))
     except ConnectionError as error:
@@ -87,6 +93,8 @@ def run_launched(config: RankConfig) -> int:
     try:
         _leave_on_signals(channel)
         channel.watch_process("the launcher", config.launcher_pid)
+        if config.joins:  # before it touches the slot's lock, which another process may hold
+            wait_admitted(channel)
         group = _join_group(config, channel)
         if config.num_host_ranks:
             group.num_ranks_on_host = config.num_host_ranks
@@ -95,7 +103,7 @@ def run_launched(config: RankConfig) -> int:
         os._exit(1)  # the launcher tells why; other ranks may be inside a step that waits for this one
     except OptionError as error:  # the frontend does not take it in
         print_line(f"eprt: rank {config.rank} cannot join: {error}")
-        return 2
+        return REFUSED
     group.close()
     return 0
 
@@ -117,6 +125,17 @@ def _join_group(config: RankConfig, channel: Channel) -> EPGroup:
         return WireGroup(config.wire.meeting, config.rank, config.num_ranks, wire=wire, key=key, listener=listener)
     except Exception as error:
         worker.fail(error, channel)
+
+
+def _other_model(config: RankConfig) -> str:
+    """Why a rank that joins would compute with other weights than the others, "" where it would not."""
+    model_dir = config.options.engine.model_dir
+    try:
+        if config.fingerprint in ("", fingerprint(model_dir)):
+            return ""
+    except OSError as error:
+        return f"{model_dir}: {error.strerror or error}"
+    return f"{model_dir} has another model than the others have loaded: its configuration or its weights have changed"
 
 
 def _start_logging() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,13 +74,20 @@ class RankSlots:
     """The processes by rank.
 
     Args:
-        config: of the ranks; only rank and joins differ between them.
+        config: of the ranks; only rank and what says whether they join differ between them.
         board: that they share; None: they meet over a wire.
         ranks: those of this host; default: all.
+        fingerprint: of the model that they have loaded; asked for when one joins.
     """
 
-    def __init__(self, config: RankConfig, board: HostBoard | None, ranks: Sequence[int] | None = None):
-        self._config, self._board = config, board
+    def __init__(
+        self,
+        config: RankConfig,
+        board: HostBoard | None,
+        ranks: Sequence[int] | None = None,
+        fingerprint: Callable[[], str] = str,
+    ):
+        self._config, self._board, self._fingerprint = config, board, fingerprint
         self._ranks = range(config.num_ranks) if ranks is None else ranks
         self._processes: dict[int, RankProcess] = {}
         self._started_s: dict[int, float] = {}
@@ -93,7 +100,8 @@ class RankSlots:
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def config_of(self, rank: int, *, joins: bool) -> RankConfig:
-        return msgspec.structs.replace(self._config, rank=rank, joins=joins)
+        known = self._fingerprint() if joins else ""
+        return msgspec.structs.replace(self._config, rank=rank, joins=joins, fingerprint=known)
 
     @property
     def num_running(self) -> int:

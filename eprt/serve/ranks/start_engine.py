@@ -9,10 +9,10 @@ import logging
 from dataclasses import replace
 
 import eprt
+from eprt.serve.fingerprint import fingerprint
 from eprt.serve.options import OptionError, ServeOptions
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.channel import Channel
-from eprt.serve.ranks.join_door import fingerprint
 from eprt.serve.ranks.loading import loading_progress
 from eprt.serve.ranks.usage_meter import gpu_name
 
@@ -34,8 +34,6 @@ def load(options: ServeOptions, group, channel: Channel, first_rank: int = 0):
     first_rank: ranks of this host that are in other instances, before this one's."""
     from eprt.bind import bind as bind_to_cores
 
-    if group.joins:
-        wait_admitted(channel)
     config, place = options.engine, first_rank + group.rank
     binding = bind_to_cores(options.bind, lambda me: _sharers(me, group, place))
     level = logging.INFO if group.rank == 0 else logging.DEBUG

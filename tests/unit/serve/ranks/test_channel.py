@@ -12,7 +12,7 @@ import pytest
 from eprt.serve.options import OptionError
 from eprt.serve.ranks import channel as channel_module
 from eprt.serve.ranks.channel import Channel, FrontendLostError, bind_http, connect, listen
-from eprt.serve.ranks.messages import BrokenInvariant, Drain, Hello, Stop, ToFrontend, Unpacker, Wake, pack
+from eprt.serve.ranks.messages import BrokenInvariant, Drain, Hello, Refused, Stop, ToFrontend, Unpacker, Wake, pack
 
 HELLO = Hello("secret", 0, 1, "host")
 
@@ -150,3 +150,12 @@ def test_a_waker_wakes_a_sleeping_rank_from_another_thread_once(ends):
     frontends.sendall(pack(Wake(1)))
     wake()
     assert channel.receive(None) == [Wake(1)] and channel.was_woken
+
+
+def test_the_last_words_of_a_frontend_that_closes_come_before_its_end(ends):
+    channel, frontends = ends
+    frontends.sendall(pack(Refused("slot 1 is taken")))
+    frontends.close()
+    assert channel.receive(None) == [Refused("slot 1 is taken")]
+    with pytest.raises(FrontendLostError):
+        channel.receive(None)

@@ -10,6 +10,7 @@ import pytest
 
 import eprt
 from eprt.ep.group.host_board import HostBoard
+from eprt.serve.fingerprint import fingerprint
 from eprt.serve.flags import parse_options
 from eprt.serve.options import RankConfig
 from eprt.serve.ranks.join_door import (
@@ -18,7 +19,6 @@ from eprt.serve.ranks.join_door import (
     JoinedProcess,
     JoinRequest,
     door_name,
-    fingerprint,
     receive_line,
     send_line,
 )
@@ -36,7 +36,7 @@ def door(capsys):
         slots = RankSlots(RankConfig(options, 0, 4, board.fd, "unix:x", "secret", os.getpid()), board)
         for rank in (0, 2):
             slots.add_process(rank, SimpleNamespace(pid=1000 + rank, poll=lambda: None))  # type: ignore[arg-type]
-        with contextlib.closing(JoinDoor(slots, PORT)) as made:
+        with contextlib.closing(JoinDoor(slots, PORT, lambda: fingerprint(str(MODEL)))) as made:
             made.slots = slots  # type: ignore[attr-defined]
             yield made
 
@@ -142,15 +142,5 @@ def test_a_line_that_comes_byte_by_byte_does_not_hold_the_launcher(monkeypatch):
 
 
 def test_a_second_server_at_the_port_says_that_none_can_join_it(door, capsys):
-    JoinDoor(door.slots, PORT).close()
+    JoinDoor(door.slots, PORT, str).close()
     assert "`eprt join` cannot reach this server" in capsys.readouterr().err
-
-
-def test_a_fingerprint_is_of_the_configuration_and_the_files(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "a.safetensors").write_bytes(b"12")
-    first = fingerprint(str(tmp_path))
-    (tmp_path / "notes.txt").write_text("no part of the model")
-    assert fingerprint(str(tmp_path)) == first
-    (tmp_path / "a.safetensors").write_bytes(b"123")
-    assert fingerprint(str(tmp_path)) != first

@@ -1,11 +1,15 @@
 """A rank's process before it serves: ranks that were not started as one server are told so in one line."""
 
+import socket
+
 import pytest
 
 from eprt.ep.group.group import EPGroup
+from eprt.serve.fingerprint import fingerprint
 from eprt.serve.flags import parse_options
-from eprt.serve.options import common_flags
+from eprt.serve.options import REFUSED, RankConfig, common_flags
 from eprt.serve.ranks import main as rank_main
+from eprt.serve.ranks.messages import Refused, pack
 from tests.gather_group import GatherGroup
 from tests.unit.cases import MODEL
 
@@ -57,3 +61,42 @@ def test_a_group_that_cannot_be_is_one_line(capfd, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     assert rank_main.run(_options("--port", "0")) == 2
     assert capfd.readouterr().err.startswith("eprt serve: error: [rank 0/2] EPRT_RANKS_PER_NODE differs")
+
+
+def _joiner(model_dir, known: str) -> RankConfig:
+    options = parse_options(["--model", str(model_dir), "-n", "2", "--max-lost-ranks", "1", "--skip-tokenizer-init"])
+    return RankConfig(options, 1, 2, -1, "unix:eprt-nobody", "token", 1, joins=True, fingerprint=known)
+
+
+def test_a_rank_whose_checkpoint_has_changed_since_the_others_loaded_it_does_not_ask(capfd, monkeypatch):
+    monkeypatch.setattr(rank_main, "connect", lambda *_, **__: pytest.fail("it must not connect"))
+    assert rank_main.run_launched(_joiner(MODEL, "another")) == REFUSED
+    told = capfd.readouterr().err
+    assert told.startswith("eprt: rank 1 cannot join: ") and "or its weights have changed" in told, told
+
+
+def test_a_rank_whose_checkpoint_cannot_be_read_says_so(capfd, tmp_path):
+    (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
+    config = _joiner(tmp_path, "known")
+    (tmp_path / "config.json").unlink()
+    assert rank_main.run_launched(config) == REFUSED
+    assert f"rank 1 cannot join: {tmp_path}: No such file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("known", ["", fingerprint(str(MODEL))])
+def test_a_rank_of_the_same_checkpoint_asks(monkeypatch, known):
+    monkeypatch.setattr(rank_main, "connect", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        rank_main.run_launched(_joiner(MODEL, known))
+
+
+def test_a_refused_process_touches_nothing_of_the_rank_that_has_its_slot(capfd, monkeypatch):
+    mine, frontends = socket.socketpair()
+    monkeypatch.setattr(rank_main, "connect", lambda *_, **__: mine)
+    monkeypatch.setattr(EPGroup, "from_host", lambda *_, **__: pytest.fail("it must not touch the slot's lock"))
+    monkeypatch.setattr(rank_main, "_leave_on_signals", lambda channel: None)
+    with mine, frontends:
+        frontends.sendall(pack(Refused("slot 1 is taken")))
+        frontends.shutdown(socket.SHUT_WR)
+        assert rank_main.run_launched(_joiner(MODEL, "")) == REFUSED
+    assert "eprt: rank 1 cannot join: slot 1 is taken" in capfd.readouterr().err
