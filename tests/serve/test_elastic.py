@@ -79,9 +79,9 @@ def metric(url: str, name: str) -> float:
 
 
 @contextlib.contextmanager
-def elastic_server(*flags: str) -> Iterator[RunningServer]:
+def elastic_server(*flags: str, **variables: str) -> Iterator[RunningServer]:
     """Ends with nothing left, and status 0."""
-    with RunningServer(MODEL, 4, *FLAGS, *flags, variables=PATIENT) as server:
+    with RunningServer(MODEL, 4, *FLAGS, *flags, variables=PATIENT | variables) as server:
         processes = family(psutil.Process(server.process.pid))
         yield server
         assert server.stop() == 0, server.output()
@@ -114,8 +114,19 @@ def test_two_lost_ranks_change_no_answer():
         assert [rank["kv_pages_used_now"] for rank in load["ranks"]] == [0] * 4
 
 
-def test_a_rank_that_is_stopped_is_killed_and_another_takes_its_slot():
-    with elastic_server("--restart-lost-ranks") as server:
+# Makes the main thread of a rank wait for ever for a lock.
+HANG = """
+import signal, threading
+def hang(*_):
+    lock = threading.Lock()
+    lock.acquire(), lock.acquire()
+signal.signal(signal.SIGUSR2, hang)
+"""
+
+
+def test_a_rank_that_is_stopped_or_hangs_is_killed_and_another_takes_its_slot(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(HANG)
+    with elastic_server("--restart-lost-ranks", PYTHONPATH=str(tmp_path)) as server:
         undisturbed = Burst(server.url).wait()
         burst = Burst(server.url, 120)
         pid = pid_of(server.url, 3)
@@ -124,11 +135,16 @@ def test_a_rank_that_is_stopped_is_killed_and_another_takes_its_slot():
         wait_until(lambda: not psutil.pid_exists(pid), "the end of the stopped process")
         assert burst.wait() == undisturbed
         wait_until(lambda: states(server.url) == ["ready"] * 4, "the return")
-        assert pid_of(server.url, 3) != pid and Burst(server.url).wait() == undisturbed
+        assert pid_of(server.url, 3) != pid
+        os.kill(pid_of(server.url, 3), signal.SIGUSR2)
+        assert Burst(server.url).wait() == undisturbed  # long before the deadline of waits
+        wait_lost(server.url, 2)
+        assert "hangs, and is killed; " in server.output()
+        wait_until(lambda: states(server.url) == ["ready"] * 4, "the return")
         with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
             assert post(http, shuffled(http, 1)).status_code == 202, "experts move again"
             os.kill(pid_of(server.url, 1), signal.SIGKILL)  # amid the migration
-            wait_lost(server.url, 2)
+            wait_lost(server.url, 3)
             state = http.get("/v1/eprt/rebalance").json()
             assert state["state"] == "idle" and state["migration"]["state"] in ("rolled_back", "done")
             assert Burst(server.url).wait() == undisturbed

@@ -83,9 +83,11 @@ class Fleet:
                 self.starter.drop_failed()
 
     def _give_up_stopped(self) -> None:
-        """A rank that was stopped (SIGSTOP) is lost, and must not go on later. One that hangs in a step is noticed by
-        those that wait for it."""
+        """A rank that was stopped (SIGSTOP), or hangs in a step, is lost, and must not go on later."""
         for instance in self.living:
+            for rank, evidence in instance.pool.elasticity.hung_ranks():
+                rank.kill()
+                instance.pool.lose(rank, "hangs, and is killed", evidence)
             for rank in instance.pool.members:
                 looks = self._stopped_looks.pop(rank.pid, 0) + 1 if rank.is_stopped else 0
                 if looks >= _STOPPED_LOOKS:

@@ -6,22 +6,23 @@ it would write later is theirs. Knows nothing of HTTP, nor of how ranks enter a 
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from eprt import env
-from eprt.engine.router import Router
 from eprt.ep.group.host_board import HostBoard
 from eprt.serve.errors import ApiError, print_line
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks import messages as msg
+from eprt.serve.ranks.elastic_pool import ElasticPool
+from eprt.serve.ranks.hang_judge import HangJudge
 from eprt.serve.ranks.rank import Rank
 from eprt.serve.ranks.recovery import CapacityError, capacity_words
-from eprt.serve.ranks.roster import NewView, Roster
-from eprt.serve.ranks.sequences import Add, Sequences
+from eprt.serve.ranks.roster import NewView
 
 _log = logging.getLogger(__name__)
 
@@ -29,42 +30,17 @@ SCHEMA = "eprt.ranks/1"
 _LOOK_S = 0.2  # between two looks at the processes' states
 _LIFE_LOOK_S = 0.02
 _STOPPED_LOOKS = 4  # that must find a process stopped
+_TOLD_S = 0.3  # who tells one process to stop may be about to tell all
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 _LOADS = 10  # times as long as a Suspend a Resume may take: experts are read
 # What differs between ranks of one server, or changes while it runs.
 _OWN_INFO = ("expert_of_slot", "kv_tokens", "page_owner", "gpu")
 
 
-class Pool(Protocol):
-    """RankPool, as far as it is needed here."""
-
-    num_ranks: int
-    ranks: dict[int, Rank]
-    state: str
-    ready: asyncio.Event
-    ended: asyncio.Event
-    router: Router
-    sequences: Sequences
-    roster: Roster
-
-    @property
-    def infos(self) -> list[msg.EngineInfo]: ...
-    @property
-    def members(self) -> list[Rank]: ...
-    @property
-    def seq(self) -> int: ...
-
-    def next_seq(self) -> int: ...
-    def send_numbered(self, adds: list[Add]) -> None: ...
-    @property
-    def culprit_of(self) -> Callable[[int], int]: ...
-    def lose(self, who: Rank | str, what: str, details: str = "") -> None: ...
-    def check_ended(self) -> None: ...
-
-
 class Elasticity:
     """Of one pool. options.max_lost_ranks 0: nothing is survived, nobody joins."""
 
-    def __init__(self, pool: Pool, options: ServeOptions):
+    def __init__(self, pool: ElasticPool, options: ServeOptions):
         self._pool, self._roster = pool, pool.roster
         self.max_lost_ranks, self._retire_s = options.max_lost_ranks, options.drain_timeout_s
         self._answer_s: float = env.get("EPRT_TIMEOUT_S")  # for the answer to a Suspend
@@ -75,6 +51,11 @@ class Elasticity:
         self._leaving: set[int] = set()  # retiring ranks whose requests have ended or were given time enough
         self._retiring: dict[int, asyncio.Task] = {}
         self._departing: tuple[int, ...] = ()  # ranks that were told to leave between two steps
+        self._told: set[int] = set()  # ranks that have got a signal, a moment ago
+        self._hurried: set[int] = set()  # retiring ranks whose requests need not end there
+        timeout_s = options.hang_timeout_s
+        self._judge = HangJudge(timeout_s, sees_sleep=options.engine.device == "cpu")
+        self._stopped_looks = _STOPPED_LOOKS if timeout_s is None else round(timeout_s / _LOOK_S)
 
     @property
     def enabled(self) -> bool:
@@ -260,7 +241,10 @@ class Elasticity:
     # -- retiring --
 
     def retire(self, number: int) -> dict[str, Any]:
-        """Lets a rank leave once its requests have ended, or after the drain's time, moved. Returns document()."""
+        """Lets a rank leave once its requests have ended, or after the drain's time, moved. Returns document(). One
+        that is about to leave already does not change its mind."""
+        if number in self._retiring and self._roster.slots[number].state == "retiring":
+            return self.document()
         self._check_retirement(number)
         self._roster.set_state(number, "retiring")
         self._pool.router.close_rank(number)
@@ -278,6 +262,35 @@ class Elasticity:
             raise ApiError(409, f"rank {number} is {state}: only a ready rank retires", code="not_ready")
         if words := self._lacks_capacity_without(number, *self._retiring):
             raise ApiError(409, f"rank {number} cannot retire: {words}", code="capacity")
+
+    def on_told_to_stop(self, rank: Rank, reason: str) -> bool:
+        """Its process has got a signal. Whether that means this rank, and not the whole server: then it retires, and at
+        a further signal moves its requests at once."""
+        if not self.enabled or self._pool.state != "serving" or reason not in _SIGNALS:
+            return False
+        if self._pool.ranks[rank.rank] is not rank:
+            return True  # it takes no part yet, and ends by itself
+        if rank.rank in self._retiring:
+            self._hurried.add(rank.rank)
+            return True
+        if not self._told:
+            asyncio.get_running_loop().call_later(_TOLD_S, self._retire_told, reason)
+        self._told.add(rank.rank)
+        return True
+
+    def _retire_told(self, reason: str) -> None:
+        """The ranks that have got signals retire; the server stops where it cannot do without them."""
+        told, self._told = sorted(self._told), set()
+        told = [rank for rank in told if self._roster.slots[rank].state == "ready"]
+        if not told or self._pool.state != "serving":
+            return
+        try:
+            for rank in told:
+                self.retire(rank)
+                _log.info("rank %d retires: %s", rank, reason)
+        except ApiError as error:
+            _log.warning("%s; the server stops", error.message)
+            self._pool.on_drain(reason, told[0])
 
     def _lacks_capacity_without(self, *leaving: int) -> str:
         """Why the ranks that are left could not hold all experts, "" if they could."""
@@ -298,8 +311,9 @@ class Elasticity:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._retire_s
         await self.hand_over(number)
-        while self._pool.sequences.num_on(number) and loop.time() < deadline_s:
+        while self._pool.sequences.num_on(number) and loop.time() < deadline_s and number not in self._hurried:
             await asyncio.sleep(0.05)
+        self._hurried.discard(number)
         if self._roster.slots[number].state == "retiring":
             self._leaving.add(number)
             self._begin_next()
@@ -325,18 +339,32 @@ class Elasticity:
         }
 
     async def watch_processes(self) -> None:
-        """Notices ranks that were stopped (SIGSTOP), or do not answer amid a change; ends only by cancellation. A rank
-        that hangs in a step is noticed by those that wait for it, at the deadline of their wait."""
+        """Notices ranks that were stopped (SIGSTOP), hang in a step, or do not answer amid a change; ends only by
+        cancellation. What looks like a long computation is noticed by those that wait for it, at the deadline."""
         num_looks = dict.fromkeys(range(self._pool.num_ranks), 0)
         while self.enabled:
             await asyncio.sleep(_LOOK_S)
             for rank in [*self._pool.members, *self._joiners.values()]:
                 num_looks[rank.rank] = num_looks[rank.rank] + 1 if rank.is_stopped else 0
-                if num_looks[rank.rank] >= _STOPPED_LOOKS and not rank.lost and self._pool.ready.is_set():
+                if num_looks[rank.rank] >= self._stopped_looks and not rank.lost and self._pool.ready.is_set():
                     num_looks[rank.rank] = 0
                     self._give_up(rank, "was stopped, and is killed")
+            for rank, evidence in self.hung_ranks():
+                self._give_up(rank, "hangs, and is killed", evidence)
             for late in self._roster.overdue(self._answer_s, _LOADS * self._answer_s):
                 self._give_up(self._pool.ranks[late], "did not answer, and is killed")
+
+    def hung_ranks(self) -> list[tuple[Rank, str]]:
+        """Those that take part and hang in a step, and how that shows."""
+        pool = self._pool
+        if not pool.ready.is_set() or pool.ended.is_set() or self._roster.changing:
+            return []
+        quiet_s = pool.quiet_s
+        for rank in pool.members:  # one that sleeps, while its requests wait for something else, answers at once
+            if quiet_s.get(rank.rank, 0.0) >= self._judge.patience_s / 2 and rank.pinged_s < rank.heard_s:
+                rank.pinged_s = time.monotonic()
+                rank.send(msg.Ping())
+        return self._judge.look([r for r in pool.members if not (r.left or r.lost)], quiet_s)
 
     async def watch_lives(self, board: HostBoard) -> None:
         """Notices ranks that were killed, before their sockets close (life_lock.py); ends only by cancellation."""
@@ -348,9 +376,9 @@ class Elasticity:
                     if died_R[rank.rank] and not (rank.lost or rank.left):
                         self._give_up(rank, "was lost: its process is gone")
 
-    def _give_up(self, rank: Rank, what: str) -> None:
-        if not self.survive(rank, what):
-            self._pool.lose(rank, what)
+    def _give_up(self, rank: Rank, what: str, details: str = "") -> None:
+        if not self.survive(rank, what, details):
+            self._pool.lose(rank, what, details)
 
 
 async def _hand_over_nothing(rank: int) -> None:

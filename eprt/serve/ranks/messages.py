@@ -141,6 +141,10 @@ class AskRouting(_Message, frozen=True):
     """Answer with RoutingReply."""
 
 
+class Ping(_Message, frozen=True):
+    """Say Pong as soon as no step is under way."""
+
+
 class Stop(_Message, frozen=True):
     """Leave, all together, once idle. The last message."""
 
@@ -246,6 +250,10 @@ class RoutingReply(_Message, frozen=True):
     steps: bytes  # int64 [A], the step of each token
 
 
+class Pong(_Message, frozen=True):
+    """The answer to a Ping."""
+
+
 class Drain(_Message, frozen=True):
     """This rank was told, or has reason, to finish what runs and then leave."""
 
@@ -303,6 +311,7 @@ ToRank = (
     | Migrate
     | CancelMigration
     | AskRouting
+    | Ping
     | Stop
     | Admit
     | Refused
@@ -318,6 +327,7 @@ ToFrontend = (
     | Held
     | Arrived
     | RoutingReply
+    | Pong
     | Drain
     | BrokenInvariant
     | Fatal

@@ -90,7 +90,7 @@ class RankPool:
         self.elasticity = Elasticity(self, config.options)
         self.name = ""  # for lines to the operator, where the server has several pools
         self.handoffs: HandoffEvents | None = None  # likewise
-        self._token, self._on_drain = config.token, on_drain
+        self._token, self.on_drain = config.token, on_drain
         # A plain mpirun that is told to stop warns its ranks, and kills them all 0.25 s later.
         self._killed_soon = False
         self._listening: asyncio.Server | None = None
@@ -226,10 +226,14 @@ class RankPool:
 
     def stalled_ranks(self) -> list[Rank]:
         """Ranks that have work and have reported nothing for twice the deadline of waits between ranks."""
+        return [self.ranks[rank] for rank, quiet_s in self.quiet_s.items() if quiet_s > self.stall_s]
+
+    @property
+    def quiet_s(self) -> dict[int, float]:
+        """For how long each rank that has requests has said nothing of them."""
         now_s, oldest_s = time.monotonic(), self.sequences.oldest_by_rank()
-        return [
-            rank for rank in self.members if now_s - max(rank.heard_s, oldest_s.get(rank.rank, now_s)) > self.stall_s
-        ]
+        members = [rank for rank in self.members if rank.rank in oldest_s]
+        return {rank.rank: now_s - max(rank.heard_s, oldest_s[rank.rank]) for rank in members}
 
     # -- for the frontend's life --
 
@@ -301,8 +305,9 @@ class RankPool:
                 if rank.routing is not None and not rank.routing.done():
                     rank.routing.set_result(message)
             case msg.Drain(reason):
-                self._killed_soon |= reason in ("SIGTERM", "SIGINT")
-                self._on_drain(reason, rank.rank)
+                if not self.elasticity.on_told_to_stop(rank, reason):
+                    self._killed_soon |= reason in ("SIGTERM", "SIGINT")
+                    self.on_drain(reason, rank.rank)
             case msg.BrokenInvariant(text):
                 self.metrics.faults.inc()
                 _log.error("%s: %s", rank, text)

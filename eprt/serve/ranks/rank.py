@@ -30,6 +30,7 @@ class Rank:
     waits: msg.WaitTotals | None = None  # the latest
     routing: asyncio.Future | None = None  # of the RoutingReply that was asked for last
     heard_s: float = field(default_factory=time.monotonic)  # of its latest message, heartbeats apart
+    pinged_s: float = 0.0  # when it was asked for a sign of life
     beat: msg.Heartbeat | None = None  # the latest
     beat_s: float = field(default_factory=time.monotonic)  # when it came
     computes: bool = False  # between the latest two its process used a core
@@ -60,13 +61,16 @@ class Rank:
 
     def process_state(self) -> str:
         """One of PROCESS_STATES where its process stands still, as far as this host's kernel knows it; else ""."""
-        return _PROCESS_STATES.get(self._state_letter(), "") if self.host == socket.gethostname() else ""
+        return _PROCESS_STATES.get(_state_letter(str(self.pid)), "") if self.host == socket.gethostname() else ""
 
-    def _state_letter(self) -> str:
+    @property
+    def is_idle(self) -> bool:
+        """Whether no thread of its process, which is watched, runs, wants a core, or waits for a disk."""
         try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            threads = os.listdir(f"/proc/{self.pid}/task")
         except OSError:
-            return ""
+            return False
+        return self.pidfd >= 0 and not any(_state_letter(f"{self.pid}/task/{thread}") in "RD" for thread in threads)
 
     def watch_process(self) -> None:
         """From now on kill() and is_stopped() know the process, which must run on this host."""
@@ -88,4 +92,12 @@ class Rank:
     @property
     def is_stopped(self) -> bool:
         """Whether its process, which is watched, stands still: by SIGSTOP, not by a debugger or for lack of a core."""
-        return self.pidfd >= 0 and self._state_letter() == "T"
+        return self.pidfd >= 0 and _state_letter(str(self.pid)) == "T"
+
+
+def _state_letter(process: str) -> str:
+    """As proc(5) has it; " " where there is no such process or thread."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return " "

@@ -158,6 +158,8 @@ class Worker:
                     steps = self._engine.recorder.sample_steps().tobytes()
                     reply = msg.RoutingReply(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes(), steps)
                     self._channel.send(reply)
+                case msg.Ping():
+                    self._channel.send(msg.Pong())
                 case msg.Stop(seq):
                     self._seen_seq, self._stopping = seq, True
                 case msg.Suspend(view, _, after_seq):

@@ -1,6 +1,7 @@
 """Elasticity: losses that are survived, processes that join, ranks that retire; and what is refused."""
 
 import asyncio
+import time
 from typing import Any
 from unittest.mock import Mock
 
@@ -361,3 +362,111 @@ def test_stopped_processes_are_noticed(monkeypatch):
         assert states(pool) == ["ready", "ready", "gone"] and pool.roster.number == 1
 
     asyncio.run(run())
+
+
+async def until(condition) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def tell_to_stop(pool: RankPool, *ranks: int) -> list:
+    """SIGTERM to the processes of these ranks; returns whom on_drain is called with from now on."""
+    told: list = []
+    pool.on_drain = lambda reason, rank: told.append(rank)
+    for rank in ranks:
+        pool.on_message(pool.ranks[rank], msg.Drain("SIGTERM"))
+    return told
+
+
+def test_a_signal_to_one_rank_retires_it_and_a_second_one_hurries_it(monkeypatch):
+    async def run() -> None:
+        monkeypatch.setattr("eprt.serve.ranks.elasticity._TOLD_S", 0)
+        pool = elastic_pool()
+        pool.submit([([1], PARAMS)])
+        told = tell_to_stop(pool, 0)
+        await until(lambda: states(pool)[0] == "retiring")
+        await asyncio.sleep(0)
+        assert not pool.roster.changing, "it has a request"
+        pool.on_message(pool.ranks[0], msg.Drain("SIGTERM"))
+        await until(lambda: pool.roster.changing)
+        assert told == [] and pool.state == "serving" and pool.sequences.num_on(0) == 0
+
+    asyncio.run(run())
+
+
+def test_signals_to_ranks_that_the_server_needs_stop_it():
+    async def run() -> None:
+        pool = elastic_pool()
+        lose(pool, 2)
+        enter_view(pool)
+        told = tell_to_stop(pool, 0)
+        assert told == []
+        await until(lambda: told)
+        assert told == [0] and states(pool)[:2] == ["ready", "ready"]
+
+    asyncio.run(run())
+
+
+def test_a_signal_to_all_processes_is_one_to_the_server():
+    async def run() -> None:
+        pool = elastic_pool()
+        told = tell_to_stop(pool, 0, 1)
+        pool.set_state("draining", "")  # the frontend has got it, too
+        tell_to_stop(pool)
+        await asyncio.sleep(0.5)
+        assert told == [] and states(pool) == ["ready"] * 3
+
+    asyncio.run(run())
+
+
+def test_a_launcher_that_is_gone_and_a_process_that_takes_no_part():
+    pool = elastic_pool()
+    lose(pool, 1)
+    enter_view(pool)
+    rank = join(pool, 1)
+    assert rank is not None
+    told = tell_to_stop(pool)
+    pool.on_message(rank, msg.Drain("SIGTERM"))  # it ends by itself
+    assert told == []
+    pool.on_message(pool.ranks[0], msg.Drain("the launcher (pid 7) is gone"))
+    assert told == [0]
+
+
+def test_a_rank_that_is_about_to_leave_may_be_told_so_again():
+    async def run() -> None:
+        pool = elastic_pool()
+        pool.submit([([1], PARAMS)])
+        assert pool.elasticity.retire(0)["ranks"] == pool.elasticity.retire(0)["ranks"]
+        assert states(pool)[0] == "retiring"
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_hangs_in_a_step_is_given_up(monkeypatch, capfd):
+    async def run() -> None:
+        pool = elastic_pool()
+        monkeypatch.setattr("eprt.serve.ranks.elasticity._LOOK_S", 0)
+        judge = pool.elasticity._judge
+        monkeypatch.setattr(judge, "look", lambda ranks, quiet_s: [(pool.ranks[1], "it sleeps")])
+        watching = asyncio.ensure_future(pool.elasticity.watch_processes())
+        await until(lambda: states(pool)[1] == "gone")
+        watching.cancel()
+        assert pool.roster.members == [0, 2] and pool.elasticity.hung_ranks() == [], "amid a change nobody is judged"
+
+    asyncio.run(run())
+    assert "rank 1 (pid 101, host host) hangs, and is killed: it sleeps" in capfd.readouterr().err
+
+
+def test_a_rank_that_is_quiet_is_asked_once_for_a_sign_of_life(monkeypatch):
+    pool = elastic_pool()
+    pool.submit([([1], PARAMS)])
+    for rank in range(3):
+        sent(pool, rank)
+    now_s = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    for after_s, asked in ((0.0, []), (0.6, [msg.Ping()]), (0.8, [])):
+        now_s += after_s
+        pool.elasticity.hung_ranks()
+        assert [sent(pool, rank) for rank in range(3)] == [asked, [], []]
+    pool.on_message(pool.ranks[0], msg.Pong())
+    assert pool.quiet_s == {0: 0.0}

@@ -219,7 +219,7 @@ def test_a_rank_is_known_by_its_hello():
     made, transport = connection(pool)
     data = pack(Hello("token", 1, 7, "host")) + pack(Drain("SIGTERM"))
     heard: list = []
-    pool._on_drain = lambda reason, rank: heard.append((reason, rank))
+    pool.on_drain = lambda reason, rank: heard.append((reason, rank))
     made.data_received(data[:9])
     made.data_received(data[9:])
     assert heard == [("SIGTERM", 1)] and pool.ranks[1].pid == 7 and not transport.abort.called

@@ -29,6 +29,8 @@ from eprt.serve.ranks.messages import (
     ForgetSource,
     Held,
     Migrate,
+    Ping,
+    Pong,
     RoutingReply,
     StartAdopted,
     StepReport,
@@ -94,7 +96,7 @@ def test_messages_reach_the_engine_and_outputs_the_frontend():
     output, job = TokenOutput("1", 7), MigrationJob(4, 0, (), {}, (), timeout_s=1.0)
     channel = GivenChannel(
         [AddRequest(1, "1", [5], SamplingParams(), 2), Wake(2)],
-        [AbortRequest("1"), CancelMigration(4), AskRouting()],
+        [AbortRequest("1"), CancelMigration(4), AskRouting(), Ping()],
         [Migrate(3, job)],
         [Stop(4)],
     )
@@ -105,6 +107,7 @@ def test_messages_reach_the_engine_and_outputs_the_frontend():
     engine.migrator.cancel.assert_called_once_with(4)
     replies = [message for message in channel.sent if isinstance(message, RoutingReply)]
     assert replies == [RoutingReply((1, 2, 1), 1, bytes([1, 2]), np.array([5, 6]).tobytes())]
+    assert channel.sent.count(Pong()) == 1
     reports = [message for message in channel.sent if isinstance(message, StepReport)]
     assert reports[0].outputs == [output] and reports[0].stats is not None, "the first step reports its statistics"
     assert reports[-1].outputs == [] and reports[-1].stats is not None, "an idle rank reports its statistics"
