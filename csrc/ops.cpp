@@ -47,8 +47,10 @@ eprt::Dtype dtype_of(const Tensor& t) {
       return eprt::Dtype::kFp8E4M3;
     case ScalarType::Char:
       return eprt::Dtype::kInt8;
+    case ScalarType::Byte:
+      return eprt::Dtype::kFp4;
     default:
-      STD_TORCH_CHECK(false, "expected float32, bfloat16, float8_e4m3fn or int8");
+      STD_TORCH_CHECK(false, "expected float32, bfloat16, float8_e4m3fn, int8 or, for fp4, uint8");
   }
 }
 
@@ -59,6 +61,19 @@ const float* floats_or_null(const OptionalTensor& t) {
 // A matrix [N, K], or the first one of a stack [E, N, K].
 eprt::Matrix matrix_of(const Tensor& data, const OptionalTensor& scale) {
   const int64_t dim = data.dim();
+  if (data.scalar_type() == ScalarType::Byte) {
+    const int64_t n = data.size(dim - 2), k = data.size(dim - 1) * 2;
+    STD_TORCH_CHECK(k % eprt::kFp4Block == 0 && scale && scale->scalar_type() == ScalarType::Byte &&
+                        scale->numel() * eprt::kFp4Block == data.numel() * 2,
+                    "an fp4 matrix needs one exponent per ", eprt::kFp4Block, " columns");
+    return {data.data_ptr(),
+            nullptr,
+            eprt::Dtype::kFp4,
+            n,
+            k,
+            eprt::kNoLimit,
+            static_cast<const uint8_t*>(scale->data_ptr())};
+  }
   return {data.data_ptr(),    floats_or_null(scale), dtype_of(data),
           data.size(dim - 2), data.size(dim - 1),    eprt::kNoLimit};
 }
@@ -72,6 +87,7 @@ eprt::Rows rows_of(const Tensor& x) { return {x.data_ptr(), dtype_of(x), x.strid
 void linear(const Tensor& y, const Tensor& x, const Tensor& w, const OptionalTensor& w_scale,
             const OptionalTensor& bias, int64_t num_threads) {
   STD_TORCH_CHECK(x.size(1) == w.size(1) && y.size(1) == w.size(0) && y.size(0) == x.size(0), "linear: shapes differ");
+  STD_TORCH_CHECK(w.scalar_type() != ScalarType::Byte, "linear: fp4 weights are those of experts alone");
   eprt::linear(rows_of(x), x.size(0), matrix_of(w, w_scale), floats_or_null(bias), y.data_ptr(),
                static_cast<int>(num_threads));
 }
@@ -80,8 +96,11 @@ void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count,
                      const Tensor& w13, const OptionalTensor& w13_scale, const Tensor& w2,
                      const OptionalTensor& w2_scale, double limit, int64_t num_threads) {
   const int64_t num_experts = recv_count.numel(), num_matrices = w13.size(0);
-  STD_TORCH_CHECK(x.size(1) == w13.size(2) && w13.size(1) == 2 * w2.size(2) && y.size(1) == w2.size(1) &&
-                      y.size(0) == x.size(0) && w2.size(0) == num_matrices,
+  eprt::Matrix first = matrix_of(w13, w13_scale);
+  const eprt::Matrix second = matrix_of(w2, w2_scale);
+  first.limit = static_cast<float>(limit);
+  STD_TORCH_CHECK(x.size(1) == first.k && first.n == 2 * second.k && y.size(1) == second.n && y.size(0) == x.size(0) &&
+                      w2.size(0) == num_matrices,
                   "grouped_experts: shapes differ");
   STD_TORCH_CHECK(matrix_of_expert ? matrix_of_expert->numel() == num_experts : num_matrices == num_experts,
                   "grouped_experts: each of the ", num_experts, " experts needs a matrix");
@@ -97,19 +116,8 @@ void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count,
   }
   STD_TORCH_CHECK(total <= x.size(0), "grouped_experts: recv_count_E sums to ", total, ", x_RH has only ", x.size(0),
                   " rows");
-  eprt::Matrix first = matrix_of(w13, w13_scale);
-  first.limit = static_cast<float>(limit);
-  eprt::grouped_experts(rows_of(x), count, num_experts, matrix, first, matrix_of(w2, w2_scale), y.data_ptr(),
+  eprt::grouped_experts(rows_of(x), count, num_experts, matrix, first, second, y.data_ptr(),
                         static_cast<int>(num_threads));
-}
-
-void fp4_to_bf16(const Tensor& data, const Tensor& scale, const Tensor& out, int64_t num_threads) {
-  const int64_t k = out.size(out.dim() - 1), rows = out.numel() / k;
-  STD_TORCH_CHECK(
-      k % eprt::kFp4Block == 0 && data.numel() * 2 == out.numel() && scale.numel() * eprt::kFp4Block == out.numel(),
-      "fp4_to_bf16: shapes differ");
-  eprt::fp4_to_bf16(static_cast<const uint8_t*>(data.data_ptr()), static_cast<const uint8_t*>(scale.data_ptr()), rows,
-                    k, static_cast<eprt::bf16*>(out.data_ptr()), static_cast<int>(num_threads));
 }
 
 // ---- gate -----------------------------------------------------------------------------------------------------------
@@ -344,7 +352,6 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def(
       "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor? matrix_of_expert, Tensor w13, "
       "Tensor? w13_scale, Tensor w2, Tensor? w2_scale, float limit, int num_threads) -> ()");
-  m.def("fp4_to_bf16(Tensor data, Tensor scale, Tensor(a!) out, int num_threads) -> ()");
   m.def(
       "gate_topk(Tensor logits_TE, Tensor? bias_E, int scoring, int n_group, int topk_group, bool normalise, "
       "float scale, Tensor(a!) weights_TK, Tensor(b!) expert_idx_TK, bool is_given, int num_threads) -> ()");
@@ -395,6 +402,5 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("emulate_amx", TORCH_BOX(&emulate_amx));
   m.impl("own_threads", TORCH_BOX(&own_threads));
   m.impl("grouped_experts", TORCH_BOX(&grouped_experts));
-  m.impl("fp4_to_bf16", TORCH_BOX(&fp4_to_bf16));
   m.impl("gate_topk", TORCH_BOX(&gate_topk));
 }

@@ -7,8 +7,10 @@
 
 #include <optional>
 
+#include "cpu/paged_rows.h"
 #include "cpu/shared_attention.h"
 #include "cpu/streams.h"
+#include "cpu/turned_rows.h"
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -111,6 +113,46 @@ int64_t pool_entries(Tensor state_S2C, Tensor index_XR, int64_t first_slots, Ten
   return bad;
 }
 
+int64_t turned_rows(Tensor x_TND, bool is_normed, OptionalTensor weight_D, double eps, Tensor cos_sin_PR,
+                    Tensor position_T, bool reversed, Tensor out_TND, int64_t num_threads) {
+  return eprt::turned_rows({.x = x_TND.data_ptr(),
+                            .type = dtype_of(x_TND),
+                            .x_row = x_TND.stride(0),
+                            .x_head = x_TND.stride(1),
+                            .is_normed = is_normed,
+                            .eps = static_cast<float>(eps),
+                            .weight = weight_D ? weight_D->data_ptr() : nullptr,
+                            .weight_type = weight_D ? dtype_of(*weight_D) : eprt::Dtype::kFloat32,
+                            .cos_sin = data_of<float>(cos_sin_PR),
+                            .position = data_of<int64_t>(position_T),
+                            .reversed = reversed,
+                            .out = out_TND.data_ptr(),
+                            .out_type = dtype_of(out_TND),
+                            .rows = x_TND.size(0),
+                            .heads = x_TND.size(1),
+                            .size = x_TND.size(2),
+                            .turned = cos_sin_PR.size(1),
+                            .num_positions = cos_sin_PR.size(0),
+                            .num_threads = static_cast<int>(num_threads)});
+}
+
+eprt::PagedRows paged_rows(const Tensor& rows_PSX, const OptionalTensor& row_Y) {
+  const int64_t itemsize = rows_PSX.element_size();
+  return {.data = static_cast<char*>(rows_PSX.data_ptr()),
+          .num_pages = rows_PSX.size(0),
+          .page_rows = rows_PSX.size(1),
+          .page_bytes = rows_PSX.stride(0) * itemsize,
+          .row_bytes = rows_PSX.stride(1) * itemsize,
+          .row = row_Y ? data_of<int64_t>(*row_Y) : nullptr};
+}
+
+int64_t copy_paged_rows(Tensor to_PSX, OptionalTensor to_row_Y, Tensor from_PSX, OptionalTensor from_row_Y,
+                        int64_t count) {
+  const int64_t bytes = from_PSX.size(2) * from_PSX.element_size();
+  STD_TORCH_CHECK(bytes == to_PSX.size(2) * to_PSX.element_size(), "copy_paged_rows: rows of different sizes");
+  return eprt::copy_paged_rows(paged_rows(to_PSX, to_row_Y), paged_rows(from_PSX, from_row_Y), count, bytes);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
@@ -123,6 +165,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
       "shared_attention(Tensor query_TND, Tensor local_XD, Tensor local_begin_T, Tensor local_end_T, "
       "Tensor entries_PED, Tensor table_BP, Tensor request_T, Tensor num_entries_T, Tensor? slot_TK, Tensor sink_N, "
       "float scale, Tensor(a!) out_TND, int num_threads) -> int");
+  m.def(
+      "turned_rows(Tensor x_TND, bool is_normed, Tensor? weight_D, float eps, Tensor cos_sin_PR, Tensor position_T, "
+      "bool reversed, Tensor(a!) out_TND, int num_threads) -> int");
+  m.def("copy_paged_rows(Tensor(a!) to_PSX, Tensor? to_row_Y, Tensor from_PSX, Tensor? from_row_Y, int count) -> int");
   m.def("pool_entries(Tensor state_S2C, Tensor index_XR, int first_slots, Tensor(a!) out_XD, int num_threads) -> int");
 }
 
@@ -130,5 +176,7 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("stream_mix", TORCH_BOX(&stream_mix));
   m.impl("stream_expand", TORCH_BOX(&stream_expand));
   m.impl("shared_attention", TORCH_BOX(&shared_attention));
+  m.impl("turned_rows", TORCH_BOX(&turned_rows));
+  m.impl("copy_paged_rows", TORCH_BOX(&copy_paged_rows));
   m.impl("pool_entries", TORCH_BOX(&pool_entries));
 }

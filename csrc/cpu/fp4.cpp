@@ -1,47 +1,48 @@
 #include "cpu/fp4.h"
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 
-#include "cpu/team.h"
+#include "cpu/isa.h"
 
 namespace eprt {
 namespace {
 
 constexpr float kValues[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-constexpr int64_t kMinValuesPerThread = 1 << 16;
 
-struct Table {  // every code under every scale, in bf16
-  uint16_t bits[256][16];
+struct Table {
+  Fp4Codes of_scale[256];
   Table() {
     for (int scale = 0; scale < 256; ++scale) {
       for (int code = 0; code < 16; ++code) {
-        bits[scale][code] =
-            static_cast<uint16_t>(std::bit_cast<uint32_t>(std::ldexp(kValues[code], scale - 127)) >> 16);
+        const uint32_t bits = std::bit_cast<uint32_t>(std::ldexp(kValues[code], scale - 127));
+        of_scale[scale].low[code] = static_cast<uint8_t>(bits >> 16);
+        of_scale[scale].high[code] = static_cast<uint8_t>(bits >> 24);
       }
     }
   }
 };
 
-void widen_block(const uint8_t* data, const uint16_t* bits, bf16* out) {
-  for (int64_t i = 0; i < kFp4Block / 2; ++i) {
-    out[2 * i].bits = bits[data[i] & 15];
-    out[2 * i + 1].bits = bits[data[i] >> 4];
+}  // namespace
+
+void scalar::fp4_to_bf16(const Fp4Codes* of_scale, const uint8_t* data, const uint8_t* scale, int64_t blocks,
+                         bf16* out) {
+  const auto value = [](const Fp4Codes& codes, int code) {
+    return bf16{static_cast<uint16_t>(codes.low[code] | codes.high[code] << 8)};
+  };
+  for (int64_t b = 0; b < blocks; ++b) {
+    const Fp4Codes& codes = of_scale[scale[b]];
+    for (int64_t i = b * kFp4Block / 2; i < (b + 1) * kFp4Block / 2; ++i) {
+      out[2 * i] = value(codes, data[i] & 15);
+      out[2 * i + 1] = value(codes, data[i] >> 4);
+    }
   }
 }
 
-}  // namespace
-
-void fp4_to_bf16(const uint8_t* data, const uint8_t* scale, int64_t rows, int64_t k, bf16* out, int num_threads) {
+void fp4_to_bf16(const uint8_t* data, const uint8_t* scale, int64_t blocks, bf16* out) {
   static const Table table;
-  const int64_t blocks = rows * k / kFp4Block;
-  const int64_t team = std::clamp<int64_t>(rows * k / kMinValuesPerThread, 1, std::max(num_threads, 1));
-  parallel_for(team, num_threads, [&](int64_t share) {
-    for (int64_t i = blocks * share / team; i < blocks * (share + 1) / team; ++i) {
-      widen_block(data + i * kFp4Block / 2, table.bits[scale[i]], out + i * kFp4Block);
-    }
-  });
+  const auto widen = cpu_isa() == Isa::kScalar ? scalar::fp4_to_bf16 : avx2::fp4_to_bf16;
+  widen(table.of_scale, data, scale, blocks, out);
 }
 
 }  // namespace eprt

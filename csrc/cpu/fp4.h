@@ -9,7 +9,19 @@ namespace eprt {
 
 constexpr int64_t kFp4Block = 32;  // columns of one scale
 
-// out[rows, k] = the values, which bfloat16 holds exactly. data: [rows, k / 2]; scale: [rows, k / 32], 2^(scale - 127).
-void fp4_to_bf16(const uint8_t* data, const uint8_t* scale, int64_t rows, int64_t k, bf16* out, int num_threads);
+// Every code under one scale in bfloat16, which holds them exactly: low bytes, then high bytes.
+struct Fp4Codes {
+  uint8_t low[16], high[16];
+};
+
+// out = the values of `blocks` blocks of 32. data: 16 bytes a block; scale: one byte a block, 2^(scale - 127).
+void fp4_to_bf16(const uint8_t* data, const uint8_t* scale, int64_t blocks, bf16* out);
+
+namespace scalar {
+void fp4_to_bf16(const Fp4Codes* of_scale, const uint8_t* data, const uint8_t* scale, int64_t blocks, bf16* out);
+}
+namespace avx2 {
+void fp4_to_bf16(const Fp4Codes* of_scale, const uint8_t* data, const uint8_t* scale, int64_t blocks, bf16* out);
+}
 
 }  // namespace eprt

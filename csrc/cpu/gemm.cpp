@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/fp4.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/isa.h"
 #include "cpu/team.h"
@@ -77,13 +78,13 @@ class Pieces {
 
   // Pieces of about equal width, `per_thread` for each thread if there is enough work.
   static Pieces for_team(const std::vector<RowGroup>& groups, int64_t columns, const GemmKernels& kernels,
-                         int num_threads, int per_thread) {
+                         int num_threads, int per_thread, int64_t max_width = kMaxColumns) {
     int64_t blocks = 0;
     for (const RowGroup& g : groups) blocks += ceil_div(g.rows, kernels.max_rows);
     const int64_t at_least = std::max<int64_t>(ceil_div(columns * blocks, kMaxColumns), 1);
     const int64_t pieces = ceil_div(at_least, num_threads * per_thread) * num_threads * per_thread;
     const int64_t even = ceil_div(columns * blocks, pieces * kernels.column_unit) * kernels.column_unit;
-    return Pieces(groups, kernels.max_rows, columns, std::clamp<int64_t>(even, kernels.column_unit, kMaxColumns));
+    return Pieces(groups, kernels.max_rows, columns, std::clamp<int64_t>(even, kernels.column_unit, max_width));
   }
 
   int64_t count() const { return count_; }
@@ -136,22 +137,52 @@ void pack_piece(const Pieces& pieces, int64_t id, const GemmKernels& kernels, co
   });
 }
 
+thread_local Scratch t_packed, t_intermediate, t_widened;
+
+constexpr int64_t kWidenedBytes = 1 << 19;  // of one piece of fp4 weights: they stay in a core's cache
+
+// The most columns of a piece that has so many rows of w for each.
+int64_t max_width(const Matrix& w, int rows_per_column, const GemmKernels& kernels) {
+  if (w.dtype != Dtype::kFp4) return kMaxColumns;
+  const int64_t columns = kWidenedBytes / (rows_per_column * w.k * static_cast<int64_t>(sizeof(bf16)));
+  const int64_t unit = kernels.column_unit;
+  return std::clamp<int64_t>(columns / unit * unit, unit, kMaxColumns);
+}
+
+// The same piece of bfloat16 weights, where these are fp4. ups: of a SwiGLU's first product.
+Piece widened(Piece piece, bool ups) {
+  if (piece.w.dtype != Dtype::kFp4) return piece;
+  const int64_t k = piece.w.k, values = piece.n * k;
+  auto* out = reinterpret_cast<bf16*>(t_widened.reserve((ups ? 2 : 1) * values * sizeof(bf16)));
+  const auto widen = [&](int64_t row, bf16* to) {
+    fp4_to_bf16(static_cast<const uint8_t*>(piece.w.data) + row * k / 2, piece.w.exponent + row * (k / kFp4Block),
+                values / kFp4Block, to);
+  };
+  widen(piece.row, out);
+  if (ups) widen(piece.up_row, out + values);
+  piece.w.data = out;
+  piece.w.dtype = Dtype::kBFloat16;
+  piece.row = 0;
+  piece.up_row = piece.n;
+  return piece;
+}
+
 void linear_piece(const Pieces& pieces, int64_t id, const GemmKernels& kernels, const Packed& x, const Matrix& w,
                   Output out) {
   pieces.visit(id, [&](int64_t matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) {
     out.y = static_cast<char*>(out.y) + row * out.stride * bytes_of(out.dtype);
-    kernels.linear(Piece{x.data + row * x.stride, x.stride, static_cast<int>(rows), w.at(matrix), column,
-                         static_cast<int>(columns)},
-                   out);
+    const Piece piece{x.data + row * x.stride,  x.stride, static_cast<int>(rows), w.at(matrix), column,
+                      static_cast<int>(columns)};
+    kernels.linear(widened(piece, false), out);
   });
 }
 
 void gate_up_piece(const Pieces& pieces, int64_t id, const GemmKernels& kernels, const Packed& x, const Matrix& w13,
                    const Packed& h) {
   pieces.visit(id, [&](int64_t matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-    kernels.gate_up(Piece{x.data + row * x.stride, x.stride, static_cast<int>(rows), w13.at(matrix), column,
-                          static_cast<int>(columns)},
-                    h.data + row * h.stride, h.stride);
+    const Piece piece{x.data + row * x.stride, x.stride, static_cast<int>(rows),
+                      w13.at(matrix),          column,   static_cast<int>(columns)};
+    kernels.gate_up(widened(piece, true), h.data + row * h.stride, h.stride);
   });
 }
 
@@ -161,8 +192,6 @@ void requantize_piece(const Pieces& pieces, int64_t id, const GemmKernels& kerne
   });
 }
 
-thread_local Scratch t_packed, t_intermediate;
-
 Rows skip(const Rows& x, int64_t rows) {
   return {static_cast<const char*>(x.data) + rows * x.stride * bytes_of(x.dtype), x.dtype, x.stride};
 }
@@ -170,11 +199,11 @@ Rows skip(const Rows& x, int64_t rows) {
 // Groups of consecutive experts; row0 counts from the first row of the first of them.
 void run_experts(const std::vector<RowGroup>& groups, const Rows& x, int64_t rows, const Matrix& w13, const Matrix& w2,
                  void* y, int num_threads) {
-  const GemmKernels& kernels = kernels_for(x.dtype, w13.dtype);
+  const GemmKernels& kernels = kernels_for(x.dtype, w13.dtype == Dtype::kFp4 ? Dtype::kBFloat16 : w13.dtype);
   const int team = team_size(num_threads, rows * w2.n * w2.k);
   const Pieces row_blocks(groups, 16, 1, 1);
-  const Pieces gate_pieces = Pieces::for_team(groups, w2.k, kernels, team, 4);
-  const Pieces down_pieces = Pieces::for_team(groups, w2.n, kernels, team, 4);
+  const Pieces gate_pieces = Pieces::for_team(groups, w2.k, kernels, team, 4, max_width(w13, 2, kernels));
+  const Pieces down_pieces = Pieces::for_team(groups, w2.n, kernels, team, 4, max_width(w2, 1, kernels));
   const Packed packed = Packed::for_rows(x, rows, w13.k, kernels, t_packed);
   const int64_t h_stride = kernels.packed_row_bytes(w2.k);
   const Packed h{t_intermediate.reserve(rows * h_stride), h_stride};
@@ -195,7 +224,8 @@ void emulate_amx(bool on) { g_emulate_amx = on; }
 
 Matrix Matrix::at(int64_t e) const {
   Matrix one = *this;
-  one.data = static_cast<const char*>(data) + e * n * k * bytes_of(dtype);
+  one.data = static_cast<const char*>(data) + (dtype == Dtype::kFp4 ? e * n * k / 2 : e * n * k * bytes_of(dtype));
+  one.exponent = exponent == nullptr ? nullptr : exponent + e * n * (k / kFp4Block);
   const int64_t scales = dtype == Dtype::kFp8E4M3 ? ceil_div(n, kFp8Block) * ceil_div(k, kFp8Block) : n;
   one.scale = scale == nullptr ? nullptr : scale + e * scales;
   return one;

@@ -16,13 +16,15 @@ namespace eprt {
 constexpr int64_t kFp8Block = 128;  // fp8 weights have one scale per 128 x 128 block
 constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 
-// A contiguous weight [N, K]. scale: fp8 [ceil(N / 128), ceil(K / 128)], int8 [N], otherwise null.
+// A contiguous weight [N, K]. scale: fp8 [ceil(N / 128), ceil(K / 128)], int8 [N], otherwise null. fp4 (fp4.h): of
+// experts alone; each piece is widened to bfloat16 where it is multiplied.
 struct Matrix {
   const void* data;
   const float* scale;
   Dtype dtype;
   int64_t n, k;
   float limit = kNoLimit;  // of a SwiGLU's first product: gates are at most this, ups within plus and minus this
+  const uint8_t* exponent = nullptr;  // of fp4: [N, K / 32], each 2^(exponent - 127)
 
   // Matrix e of a stack of matrices of this shape.
   Matrix at(int64_t e) const;

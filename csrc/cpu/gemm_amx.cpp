@@ -242,7 +242,7 @@ class RowBlockSums {
 template <class W>
 void linear(const Piece& piece, const Output& out) {
   Workspace& space = workspace();
-  multiply<W>(piece, piece.n0, piece.n0 + piece.n, space.sums[0]);
+  multiply<W>(piece, piece.row, piece.row + piece.n, space.sums[0]);
   for (int m = 0; m < piece.m; m += kTileRows) {
     const RowBlockSums<W> sums(piece, m);
     for (int n = 0; n < piece.n; n += kTileRows) {
@@ -277,10 +277,10 @@ template <class W>
 void gate_up(const Piece& piece, void* h, int64_t h_stride) {
   Workspace& space = workspace();
   const int64_t inner = piece.w.n / 2;
-  multiply<W>(piece, piece.n0, inner + piece.n0, space.sums[0]);
-  multiply<W>(piece, inner + piece.n0, piece.n0 + piece.n, space.sums[1]);
-  const float* gate_scale = row_scale(piece.w, piece.n0);
-  const float* up_scale = row_scale(piece.w, inner + piece.n0);
+  multiply<W>(piece, piece.row, piece.up_row, space.sums[0]);
+  multiply<W>(piece, piece.up_row, piece.row + piece.n, space.sums[1]);
+  const float* gate_scale = row_scale(piece.w, piece.row);
+  const float* up_scale = row_scale(piece.w, piece.up_row);
   const bool last = piece.n0 + piece.n == inner;
   const int64_t end = last ? round_up(inner, TileFormat<W>::kUnit) - piece.n0 : piece.n;  // zeros up to a whole unit
   for (int m = 0; m < piece.m; m += kTileRows) {

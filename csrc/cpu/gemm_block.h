@@ -339,6 +339,8 @@ struct BlockKernels {
         return run<fp8>(piece, row0, sums);
       case Dtype::kInt8:
         return run<int8_t>(piece, row0, sums);
+      case Dtype::kFp4:
+        break;  // gemm.cpp widens it
     }
   }
 
@@ -349,14 +351,14 @@ struct BlockKernels {
 
   static void linear(const Piece& piece, const Output& out) {
     Workspace& space = workspace();
-    multiply(piece, piece.n0, space.sums[0]);
+    multiply(piece, piece.row, space.sums[0]);
     store_linear(space.sums[0], kLd, piece, out);
   }
 
   static void gate_up(const Piece& piece, void* h, int64_t h_stride) {
     Workspace& space = workspace();
-    multiply(piece, piece.n0, space.sums[0]);
-    multiply(piece, piece.w.n / 2 + piece.n0, space.sums[1]);
+    multiply(piece, piece.row, space.sums[0]);
+    multiply(piece, piece.up_row, space.sums[1]);
     store_gate_up<X>(space.sums[0], space.sums[1], kLd, piece, h, h_stride);
   }
 

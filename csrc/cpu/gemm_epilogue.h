@@ -41,7 +41,7 @@ inline void store_count(T* p, Vec value, int count) {
 
 template <class T>
 void store_linear_as(const float* sums, int64_t ld, const Piece& piece, const Output& out) {
-  const float* scale = row_scale(piece.w, piece.n0);
+  const float* scale = row_scale(piece.w, piece.row);
   for (int m = 0; m < piece.m; ++m) {
     T* y = static_cast<T*>(out.y) + m * out.stride + piece.n0;
     for (int j = 0; j < piece.n; j += Vec::kWidth) {
@@ -62,8 +62,8 @@ inline void store_linear(const float* sums, int64_t ld, const Piece& piece, cons
 // h = silu(gate * scale) * (up * scale). h: rows of T, h_stride bytes apart.
 template <class T>
 void store_gate_up(const float* gate, const float* up, int64_t ld, const Piece& piece, void* h, int64_t h_stride) {
-  const float* gate_scale = row_scale(piece.w, piece.n0);
-  const float* up_scale = row_scale(piece.w, piece.w.n / 2 + piece.n0);
+  const float* gate_scale = row_scale(piece.w, piece.row);
+  const float* up_scale = row_scale(piece.w, piece.up_row);
   for (int m = 0; m < piece.m; ++m) {
     T* h_row = reinterpret_cast<T*>(static_cast<char*>(h) + m * h_stride) + piece.n0;
     for (int j = 0; j < piece.n; j += Vec::kWidth) {

@@ -5,14 +5,16 @@
 
 namespace eprt {
 
-// Rows [0, m) of packed activations times rows [n0, n0 + n) of w.
+// Rows [0, m) of packed activations times n rows of w.
 struct Piece {
   const void* x;     // packed activations, first row of the piece
   int64_t x_stride;  // bytes from row to row
   int m;             // 1..GemmKernels::max_rows
   Matrix w;
-  int64_t n0;
-  int n;  // 1..kMaxColumns
+  int64_t n0;                     // the first column of the result
+  int n;                          // 1..kMaxColumns
+  int64_t row = n0;               // the first row of w: another one where w holds a part of the weight
+  int64_t up_row = w.n / 2 + n0;  // of the ups, in gate_up
 };
 
 constexpr int kMaxColumns = 192;
@@ -34,8 +36,8 @@ struct GemmKernels {
   // y piece = x W^T (+ bias).
   void (*linear)(const Piece& piece, const Output& out);
 
-  // h piece = silu(x Wg^T) * (x Wu^T), packed: from gate rows [n0, n0 + n) of w and the up rows w.n / 2 further on to
-  // columns [n0, n0 + n) of h.
+  // h piece = silu(x Wg^T) * (x Wu^T), packed: from gate rows [row, row + n) of w and up rows [up_row, up_row + n) to
+  // columns [n0, n0 + n) of h, which has w.n / 2.
   void (*gate_up)(const Piece& piece, void* h, int64_t h_stride);
 
   int max_rows;     // of a piece; a multiple of 16

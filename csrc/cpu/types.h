@@ -5,7 +5,7 @@
 
 namespace eprt {
 
-enum class Dtype { kFloat32, kBFloat16, kFp8E4M3, kInt8 };
+enum class Dtype { kFloat32, kBFloat16, kFp8E4M3, kInt8, kFp4 };
 
 struct bf16 {  // the upper half of an fp32
   uint16_t bits;

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eprt import ops
 from eprt.config import ModelConfig
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.compressor import Compressor
@@ -24,9 +23,10 @@ from eprt.layers.hybrid_cache import LayerPages
 from eprt.layers.hybrid_plan import HybridPlan, SpanGroup
 from eprt.layers.linear import JoinedLinear, Linear
 from eprt.layers.norm import RMSNorm
-from eprt.layers.rope import rotate_last
 from eprt.ops.elementwise import Rotation
+from eprt.ops.paged_rows import copy_rows
 from eprt.ops.shared_attention import SeenEntries, SeenTokens, shared_attention
+from eprt.ops.turned_rows import RowNorm, turn_rows
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class CompressedAttentionWeights:
     o_b: Linear
     compressor: Compressor | None = None  # of ratio 4 and 128
     indexer: EntryIndexer | None = None  # of ratio 4
+    # What these need of the hidden states, in fp32: the states of the compressor and of the indexer's, its weights.
+    pooled: JoinedLinear | None = None
 
 
 class CompressedAttention:
@@ -49,7 +51,9 @@ class CompressedAttention:
         assert config.v4 is not None
         self.config, self.weights, self.cos_sin_PR = config, weights, cos_sin_PR
         self.window, self.head_dim = config.v4.sliding_window, config.v_head_dim
-        self.scale, self._ones = self.head_dim**-0.5, torch.ones(self.head_dim)
+        self.scale = self.head_dim**-0.5
+        self.query_norm = RowNorm(config.rms_norm_eps)
+        self.key_norm = RowNorm(weights.kv_norm.eps, weights.kv_norm.weight_H)
 
     def __call__(
         self, x_TH: Tensor, norm: RMSNorm, batch: ForwardBatch, pages: LayerPages, plans: dict[str, Any]
@@ -59,30 +63,29 @@ class CompressedAttention:
         q_TA, kv_TD = w.qkv_a(h_TH)
         q_TA = w.q_norm(q_TA)
         rotation = Rotation(self.cos_sin_PR, batch.position_T, True)
-        rows = {"window": rotate_last(w.kv_norm(kv_TD).unsqueeze(1), rotation).squeeze(1)}
-        rows |= self._project(h_TH, batch.position_T)
-        q_TND = rotate_last(self._heads(q_TA), rotation)
-        index = None if w.indexer is None else w.indexer.project(q_TA, h_TH, rotation)
+        rows = {"window": turn_rows(kv_TD.unsqueeze(1), rotation, self.key_norm).squeeze(1)}
+        states, index = self._project(h_TH, q_TA, rotation)
+        rows |= states
+        q_TND = w.q_b(q_TA).unflatten(1, (self.config.num_attention_heads, self.head_dim))
+        q_TND = turn_rows(q_TND, rotation, self.query_norm)
         if "hybrid" not in plans:
             plans["hybrid"] = HybridPlan(batch, self.window)
         plan: HybridPlan = plans["hybrid"]
         tokens = SeenTokens(self._insert(plan, rows, pages), plan.local_begin_T, plan.local_end_T)
         out_TND = shared_attention(q_TND, tokens, self._seen_entries(plan, index, pages), w.sink_N, self.scale)
-        return self._project_out(rotate_last(out_TND, _reversed(rotation)).to(x_TH.dtype))
+        return self._project_out(turn_rows(out_TND, rotation, backwards=True, dtype=x_TH.dtype))
 
-    def _heads(self, q_TA: Tensor) -> Tensor:
-        """[T, N, D], each head normalised, without weights."""
-        q_XD = self.weights.q_b(q_TA).view(-1, self.head_dim)
-        normed_XD = ops.rms_norm(q_XD, self._ones, self.config.rms_norm_eps)
-        return normed_XD.view(-1, self.config.num_attention_heads, self.head_dim)
-
-    def _project(self, h_TH: Tensor, position_T: Tensor) -> dict[str, Tensor]:
-        w, states = self.weights, {}
-        if w.compressor is not None:
-            states["state"] = w.compressor.project(h_TH, position_T)
-        if w.indexer is not None:
-            states["index_state"] = w.indexer.compressor.project(h_TH, position_T)
-        return states
+    def _project(self, h_TH: Tensor, q_TA: Tensor, rotation: Rotation) -> tuple[dict[str, Tensor], IndexQueries | None]:
+        """(states of the compressors, the indexer's queries), as far as the layer has them."""
+        w = self.weights
+        if w.pooled is None or w.compressor is None:
+            return {}, None
+        product_TC, *of_index = w.pooled(h_TH.float())
+        states = {"state": w.compressor.states(product_TC, rotation.position_T)}
+        if w.indexer is None:
+            return states, None
+        states["index_state"] = w.indexer.compressor.states(of_index[0], rotation.position_T)
+        return states, w.indexer.project(q_TA, of_index[1], rotation)
 
     def _project_out(self, out_TND: Tensor) -> Tensor:
         groups = out_TND.flatten(1).chunk(len(self.weights.o_a), dim=1)
@@ -92,14 +95,13 @@ class CompressedAttention:
         """Stores what the batch's tokens leave behind. Returns them and the windows before them, [X, D]."""
         w, kv_TD = self.weights, rows["window"]
         local_XD = kv_TD.new_empty(plan.num_local, self.head_dim)
-        local_XD[plan.local_T] = kv_TD
+        copy_rows(local_XD, plan.local_T, kv_TD, None)
         for group in plan.groups:
             for span in group.spans:
                 if span.takeover is not None:
                     pages.take_over(span.tail_F, span.takeover, span.start)
-            before = group.before
-            earlier_YD = pages.tail["window"].gather(plan.tail_BF, before.request_Y, before.position_Y)
-            local_XD[before.at_Y] = earlier_YD.to(kv_TD.dtype)
+            window = pages.tail["window"]
+            window.gather(group.before.slots(plan.tail_BF, window), local_XD, group.before.at_Y)
             if w.compressor is not None:
                 _close_entries(w.compressor, plan, group, "state", "entries", rows, pages)
             if w.indexer is not None:
@@ -131,9 +133,12 @@ def _close_entries(
     closed = group.closed(compressor.ratio)
     if closed is None:
         return
-    kept = pages.tail[state].gather(plan.tail_BF, closed.kept.request_Y, closed.kept.position_Y)
-    entries_XD = compressor.pool(torch.cat((kept, rows[state])), closed.index_XR, closed.entry_X)
-    pages.insert(name, plan.table_BP, closed.request_X, closed.entry_X, entries_XD)
+    ring, num_kept = pages.tail[state], len(closed.kept)
+    states_S2C = torch.empty(num_kept + len(rows[state]), *rows[state].shape[1:])
+    ring.gather(closed.kept.slots(plan.tail_BF, ring), states_S2C)
+    states_S2C[num_kept:] = rows[state]
+    entries_XD = compressor.pool(states_S2C, closed.index_XR, closed.entry_X)
+    pages.insert(name, closed.slots(plan.table_BP, pages.context[name].shape[1]), entries_XD)
 
 
 def _store(plan: HybridPlan, group: SpanGroup, rows: dict[str, Tensor], pages: LayerPages) -> None:
@@ -141,7 +146,7 @@ def _store(plan: HybridPlan, group: SpanGroup, rows: dict[str, Tensor], pages: L
     for name, values in rows.items():
         ring = pages.tail[name]
         kept = group.writes(ring.size)
-        ring.scatter(plan.tail_BF, kept.request_Y, kept.position_Y, values[kept.at_Y])
+        ring.scatter(kept.slots(plan.tail_BF, ring), values, kept.at_Y)
     for span in group.spans:
         done = span.start
         for end, bookmark in (*span.bookmarks, (span.end, None)) if span.bookmarks else ():
@@ -155,10 +160,3 @@ def _store(plan: HybridPlan, group: SpanGroup, rows: dict[str, Tensor], pages: L
 def entries_seen(position: Tensor, ratio: int) -> Tensor:
     """How many entries a query at this position sees: also the one that its own token completes."""
     return (position + 1) // ratio
-
-
-def _reversed(rotation: Rotation) -> Rotation:
-    """The rotation by the negative angle, of a table with this batch's rows alone."""
-    cos, sin = rotation.cos_sin_PR[rotation.position_T].chunk(2, dim=1)
-    rows_T = torch.arange(len(rotation.position_T))
-    return Rotation(torch.cat((cos, -sin), dim=1), rows_T, rotation.interleaved)

@@ -11,23 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from eprt import ops
-from eprt.layers.linear import Linear
 from eprt.layers.norm import RMSNorm
-from eprt.layers.rope import rotate_last
 from eprt.ops.elementwise import Rotation
 from eprt.ops.shared_attention import pool_entries
+from eprt.ops.turned_rows import RowNorm, turn_rows
 
 OVERLAPPING_RATIO = 4
 
 
 @dataclass(frozen=True)
 class CompressorWeights:
-    values: Linear  # wkv, to the channels of a token
-    gates: Linear  # wgate, likewise
     place_RC: Tensor  # ape: fp32 [ratio, channels], added to the gates by a token's place in its window
     norm: RMSNorm
 
@@ -38,20 +33,22 @@ class Compressor:
     def __init__(self, ratio: int, entry_size: int, weights: CompressorWeights, cos_sin_PR: Tensor):
         self.ratio, self.entry_size, self.weights, self.cos_sin_PR = ratio, entry_size, weights, cos_sin_PR
 
-    def project(self, h_TH: Tensor, position_T: Tensor) -> Tensor:
-        """fp32 [T, 2, channels]: what the pooling needs of each token, values and gates."""
-        w = self.weights
-        values_TC, gates_TC = w.values(h_TH, torch.float32), w.gates(h_TH, torch.float32)
-        return torch.stack((values_TC, gates_TC + w.place_RC[position_T % self.ratio]), dim=1)
+    def states(self, product_TC: Tensor, position_T: Tensor) -> Tensor:
+        """fp32 [T, 2, channels]: what the pooling needs of each token, values and gates.
+
+        product_TC: of the token, wkv's and behind it wgate's; its memory becomes the result's.
+        """
+        states_T2C = product_TC.unflatten(1, (2, product_TC.shape[1] // 2))
+        states_T2C[:, 1] += self.weights.place_RC[position_T % self.ratio]
+        return states_T2C
 
     def pool(self, states_S2C: Tensor, index_XR: Tensor, entry_X: Tensor) -> Tensor:
         """fp32 [X, D]: some entries, from the projections of their tokens. index: which states these are, in the order
         of tokens_of()."""
         first_slots = index_XR.shape[1] - self.ratio
         pooled_XD = pool_entries(states_S2C, index_XR, self.entry_size, first_slots)
-        normed_XD = ops.rms_norm(pooled_XD, self.weights.norm.weight_H, self.weights.norm.eps)
-        rotation = Rotation(self.cos_sin_PR, entry_X * self.ratio, True)
-        return rotate_last(normed_XD.unsqueeze(1), rotation).squeeze(1)
+        norm, rotation = self.weights.norm, Rotation(self.cos_sin_PR, entry_X * self.ratio, True)
+        return turn_rows(pooled_XD.unsqueeze(1), rotation, RowNorm(norm.eps, norm.weight_H)).squeeze(1)
 
 
 def first_needed(ratio: int, start: int) -> int:

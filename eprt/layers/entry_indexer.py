@@ -9,7 +9,6 @@ T queries, J index heads, I values of a key. Knows nothing of where keys are kep
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from eprt.config import ModelConfig
@@ -29,17 +28,18 @@ class IndexQueries:
 
 
 class EntryIndexer:
-    """queries: wq_b, from the normalised query latent. weights: weights_proj, of the hidden states."""
+    """queries: wq_b, from the normalised query latent."""
 
-    def __init__(self, config: ModelConfig, queries: Linear, weights: Linear, compressor: Compressor):
+    def __init__(self, config: ModelConfig, queries: Linear, compressor: Compressor):
         assert config.v4 is not None
         self.num_heads, self.key_size = config.v4.index_n_heads, config.v4.index_head_dim
-        self.top_k, self.queries, self.weights, self.compressor = config.v4.index_topk, queries, weights, compressor
+        self.top_k, self.queries, self.compressor = config.v4.index_topk, queries, compressor
 
-    def project(self, q_TA: Tensor, h_TH: Tensor, rotation: Rotation) -> IndexQueries:
+    def project(self, q_TA: Tensor, weight_TJ: Tensor, rotation: Rotation) -> IndexQueries:
+        """weight_TJ: fp32, weights_proj's product with the hidden states."""
         query_TJI = rotate_last(self.queries(q_TA).unflatten(1, (self.num_heads, self.key_size)), rotation)
         scale = self.key_size**-0.5 * self.num_heads**-0.5
-        return IndexQueries(query_TJI, self.weights(h_TH, torch.float32) * scale)
+        return IndexQueries(query_TJI, weight_TJ * scale)
 
     def choose(
         self, queries: IndexQueries, key_pages: Tensor, table_BP: Tensor, request_T: Tensor, num_T: Tensor

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from eprt.config import ModelConfig
 from eprt.layers.compressor import OVERLAPPING_RATIO
+from eprt.ops.paged_rows import copy_rows
 
 PAGE_TOKENS = 256  # positions of a context page
 _ALIGNMENT = 64  # bytes
@@ -88,19 +89,20 @@ class Ring:
     """Slots by position, in one of the tail's or bookmark's pages of each request."""
 
     def __init__(self, page: int, slots_PSD: Tensor):
-        self.page, self.slots_PSD = page, slots_PSD
+        self.page, self.size, self.slots_PSD = page, slots_PSD.shape[1], slots_PSD
+        self._rows_PSX = slots_PSD.flatten(2)  # the same memory
 
-    @property
-    def size(self) -> int:
-        return self.slots_PSD.shape[1]
+    def gather(self, slot_Y: Tensor, values: Tensor, at_Y: Tensor | None = None) -> None:
+        """Copies slots (page * size + place) to values[at], or to the first of values: [.., slot], of any dtype."""
+        if values.dtype == self._rows_PSX.dtype:
+            return copy_rows(values.flatten(1), at_Y, self._rows_PSX, slot_Y)
+        read_YX = torch.empty(len(slot_Y), self._rows_PSX.shape[2], dtype=self._rows_PSX.dtype)
+        copy_rows(read_YX, None, self._rows_PSX, slot_Y)
+        values.flatten(1)[slice(len(slot_Y)) if at_Y is None else at_Y] = read_YX.to(values.dtype)
 
-    def gather(self, pages_BF: Tensor, request_Y: Tensor, position_Y: Tensor) -> Tensor:
-        """The slots of some positions of some requests, which have these pages."""
-        return self.slots_PSD[pages_BF[request_Y, self.page], position_Y % self.size]
-
-    def scatter(self, pages_BF: Tensor, request_Y: Tensor, position_Y: Tensor, values_YD: Tensor) -> None:
-        """values: of positions that lie less than `size` apart in each request."""
-        self.slots_PSD[pages_BF[request_Y, self.page], position_Y % self.size] = values_YD.to(self.slots_PSD.dtype)
+    def scatter(self, slot_Y: Tensor, values: Tensor, at_Y: Tensor) -> None:
+        """The reverse: from values[at]."""
+        copy_rows(self._rows_PSX, slot_Y, values.flatten(1).to(self._rows_PSX.dtype), at_Y)
 
     def read(self, pages_F: Tensor, first: int, end: int) -> Tensor:
         """The slots of positions first..end-1 of the request with these pages."""
@@ -145,11 +147,10 @@ class LayerPages:
             missing = self.tail[name].slots_PSD.shape[-1] - values.shape[-1]
             self.tail[name].write(tail_F, end, torch.nn.functional.pad(values, (0, missing)))
 
-    def insert(self, name: str, table_BP: Tensor, request_X: Tensor, entry_X: Tensor, values_XD: Tensor) -> None:
-        """Stores entries of requests with these context pages."""
+    def insert(self, name: str, slot_X: Tensor, values_XD: Tensor) -> None:
+        """Stores entries: page * entries of a page + place."""
         pages = self.context[name]
-        page_X = table_BP[request_X, entry_X // pages.shape[1]]
-        pages[page_X, entry_X % pages.shape[1]] = values_XD.to(pages.dtype)
+        copy_rows(pages, slot_X, values_XD.to(pages.dtype), None)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eprt.layers.batch import ForwardBatch, TailMove
 from eprt.layers.compressor import first_needed, tokens_of
+from eprt.layers.hybrid_cache import Ring
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,23 @@ class Places:
     request_Y: Tensor
     position_Y: Tensor
     at_Y: Tensor
+    _slots: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     @staticmethod
     def join(parts: Sequence[tuple[int, range, int]]) -> "Places":
         """Of (request, positions, where the first one is)."""
-        requests = [np.full(len(positions), request) for request, positions, _ in parts]
-        positions = [np.arange(each.start, each.stop) for _, each, _ in parts]
-        at = [np.arange(first, first + len(each)) for _, each, first in parts]
-        return Places(*(_joined(each) for each in (requests, positions, at)))
+        columns = [(request, each.start, first, len(each)) for request, each, first in parts]
+        request_N, start_N, first_N, length_N = np.array(columns, np.int64).reshape(-1, 4).T
+        within_Y = np.arange(length_N.sum()) - np.repeat(length_N.cumsum() - length_N, length_N)
+        position_Y, at_Y = (np.repeat(each, length_N) + within_Y for each in (start_N, first_N))
+        return Places(*(torch.from_numpy(each) for each in (np.repeat(request_N, length_N), position_Y, at_Y)))
+
+    def slots(self, tail_BF: Tensor, ring: Ring) -> Tensor:
+        """int64 [Y], of a ring. The same for all rings of one size on one page."""
+        key = ring.page, ring.size
+        if key not in self._slots:
+            self._slots[key] = tail_BF[self.request_Y, ring.page] * ring.size + self.position_Y % ring.size
+        return self._slots[key]
 
     def __len__(self) -> int:
         return len(self.at_Y)
@@ -62,6 +72,14 @@ class ClosedEntries:
     index_XR: Tensor  # int64, -1 for none
     request_X: Tensor  # int64
     entry_X: Tensor  # int64
+    _slots: dict[int, Tensor] = field(default_factory=dict)
+
+    def slots(self, table_BP: Tensor, page_entries: int) -> Tensor:
+        """int64 [X]: where they go in pages of so many entries."""
+        if page_entries not in self._slots:
+            page_X = table_BP[self.request_X, self.entry_X // page_entries]
+            self._slots[page_entries] = page_X * page_entries + self.entry_X % page_entries
+        return self._slots[page_entries]
 
 
 @dataclass

@@ -82,6 +82,8 @@ class V4Builder(ModelBuilder):
     def compressed_attention(self, prefix: str, ratio: int) -> CompressedAttention:
         c, eps = self.config, self.config.rms_norm_eps
         table = self.cos_sin["compress" if ratio else "window"]
+        compressor = self.compressor(f"{prefix}compressor.", ratio, c.v_head_dim) if ratio else None
+        indexer = self.entry_indexer(f"{prefix}indexer.") if ratio == 4 else None
         weights = CompressedAttentionWeights(
             qkv_a=JoinedLinear((self.linear(f"{prefix}wq_a"), self.linear(f"{prefix}wkv"))),
             q_norm=self.norm(f"{prefix}q_norm.weight", eps),
@@ -90,8 +92,9 @@ class V4Builder(ModelBuilder):
             sink_N=self.checkpoint.read(f"{prefix}attn_sink").float(),
             o_a=self.groups(f"{prefix}wo_a"),
             o_b=self.linear(f"{prefix}wo_b"),
-            compressor=self.compressor(f"{prefix}compressor.", ratio, c.v_head_dim) if ratio else None,
-            indexer=self.entry_indexer(f"{prefix}indexer.") if ratio == 4 else None,
+            compressor=compressor,
+            indexer=indexer,
+            pooled=self.pooled(prefix, indexer is not None) if ratio else None,
         )
         return CompressedAttention(c, weights, table)
 
@@ -99,16 +102,27 @@ class V4Builder(ModelBuilder):
         c = self.config
         assert c.v4 is not None
         compressor = self.compressor(f"{prefix}compressor.", 4, c.v4.index_head_dim)
-        weights = Linear(plain_weight(self.checkpoint.read(f"{prefix}weights_proj.weight")))
-        return EntryIndexer(c, self.linear(f"{prefix}wq_b"), weights, compressor)
+        return EntryIndexer(c, self.linear(f"{prefix}wq_b"), compressor)
 
     def compressor(self, prefix: str, ratio: int, size: int) -> Compressor:
-        """It computes in fp32, from weights as they are in the files."""
-        read = self.checkpoint.read
-        values, gates = (Linear(plain_weight(read(f"{prefix}{name}.weight"))) for name in ("wkv", "wgate"))
         norm = self.norm(f"{prefix}norm.weight", self.config.rms_norm_eps)
-        weights = CompressorWeights(values, gates, read(f"{prefix}ape").float(), norm)
+        weights = CompressorWeights(self.checkpoint.read(f"{prefix}ape").float(), norm)
         return Compressor(ratio, size, weights, self.cos_sin["compress"])
+
+    def pooled(self, prefix: str, has_indexer: bool) -> JoinedLinear:
+        """Of weights as they are in the files: the products are computed in fp32."""
+        read = self.checkpoint.read
+
+        def states(of_prefix: str) -> Linear:
+            values, gates = (plain_weight(read(f"{of_prefix}{name}.weight")).data for name in ("wkv", "wgate"))
+            dtype = torch.promote_types(values.dtype, gates.dtype)
+            return Linear(plain_weight(torch.cat((values.to(dtype), gates.to(dtype)))))
+
+        parts = [states(f"{prefix}compressor.")]
+        if has_indexer:
+            parts.append(states(f"{prefix}indexer.compressor."))
+            parts.append(Linear(plain_weight(read(f"{prefix}indexer.weights_proj.weight"))))
+        return JoinedLinear(parts)
 
     def groups(self, name: str) -> list[Linear]:
         """A matrix's rows in equal parts, one for each group of heads. Parts that do not end with a block lose fp8."""

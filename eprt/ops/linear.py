@@ -15,7 +15,6 @@ from eprt.ops.elementwise import rms_norm, silu_mul
 from eprt.ops.known_rows import KnownRows
 from eprt.ops.weight import BLOCK, Weight
 
-_WIDE_VALUES = 1 << 24  # of fp4 experts that are widened at a time: 32 MB
 _ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -101,43 +100,8 @@ def grouped_experts(
         )
     counts_E, threads = recv_count_E.contiguous(), torch.get_num_threads()
     how = math.inf if limit is None else limit, threads
-    if w13.is_fp4:
-        return _widened_experts(y_RH, x_RH, counts, matrix_E, w13, w2, *how)
     native.load().grouped_experts(y_RH, x_RH, counts_E, matrix_E, w13.data, w13.scale, w2.data, w2.scale, *how)
     return y_RH
-
-
-def _widened_experts(
-    y_RH: Tensor,
-    x_RH: Tensor,
-    counts: list[int],
-    matrix_E: Tensor | None,
-    w13: Weight,
-    w2: Weight,
-    bound: float,
-    threads: int,
-) -> Tensor:
-    """Of fp4 experts: those that have rows are widened to bfloat16, as many at a time as memory is spent on."""
-    matrices = range(len(counts)) if matrix_E is None else matrix_E.tolist()
-    active = [(count, matrix) for count, matrix in zip(counts, matrices) if count]
-    at_once = max(1, _WIDE_VALUES // (math.prod(w13.shape[1:]) + math.prod(w2.shape[1:])))
-    row = 0
-    for begin in range(0, len(active), at_once):
-        count_A, matrix_A = torch.tensor(active[begin : begin + at_once], dtype=torch.int32).unbind(1)
-        wide = [_widened(w, matrix_A, threads) for w in (w13, w2)]
-        rows, count_A = slice(row, row + int(count_A.sum())), count_A.contiguous()
-        y, x = y_RH[rows], x_RH[rows]
-        native.load().grouped_experts(y, x, count_A, None, wide[0], None, wide[1], None, bound, threads)
-        row = rows.stop
-    return y_RH
-
-
-def _widened(w: Weight, matrix_A: Tensor, threads: int) -> Tensor:
-    """bfloat16 [A, N, K] of some fp4 matrices of a stack."""
-    assert w.scale is not None
-    out = torch.empty(len(matrix_A), *w.shape[1:], dtype=torch.bfloat16)
-    native.load().fp4_to_bf16(w.data[matrix_A], w.scale[matrix_A], out, threads)
-    return out
 
 
 def _dequantized(x_RH: Tensor, scale_RG: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:

@@ -26,6 +26,11 @@ class StreamProjection:
     norm_eps: float
     num_iterations: int = 0  # normalisations of the mixture's columns
 
+    def __post_init__(self):
+        tensors = self.fn_KW, self.base_K, self.scale
+        right = all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
+        _check(right, "fn, base and scale must be contiguous torch.float32")
+
 
 def mix_streams(x_TMH: Tensor, projection: StreamProjection) -> tuple[Tensor, Tensor, Tensor]:
     """(input of the sublayer [T, H], mixture of the streams fp32 [T, M, H], each stream's share of the output fp32
@@ -69,8 +74,6 @@ def _checked(x_TMH: Tensor, p: StreamProjection, outputs_per_stream: int, num_sc
     tensors = p.fn_KW, p.base_K, p.scale
     have = tuple(tuple(tensor.shape) for tensor in tensors)
     _check(have == want, f"fn, base and scale have shapes {have}, must be {want}")
-    right = all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
-    _check(right, "fn, base and scale must be contiguous torch.float32")
     return x_TMH.contiguous()
 
 

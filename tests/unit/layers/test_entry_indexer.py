@@ -14,7 +14,7 @@ def indexer(top_k: int) -> EntryIndexer:
     v4 = SimpleNamespace(index_n_heads=2, index_head_dim=4, index_topk=top_k)
     config: Any = SimpleNamespace(v4=v4)
     nothing: Any = None
-    return EntryIndexer(config, nothing, nothing, nothing)
+    return EntryIndexer(config, nothing, nothing)
 
 
 def queries(num: int, seed: int = 0) -> IndexQueries:

@@ -147,7 +147,11 @@ def _sink_left_out(monkeypatch, model):
 
 
 def _output_not_turned_back(monkeypatch, model):
-    monkeypatch.setattr(compressed_attention, "_reversed", lambda rotation: rotation)
+    def turned(*args, backwards=False, **options):
+        return turn(*args, **options)
+
+    turn = compressed_attention.turn_rows
+    monkeypatch.setattr(compressed_attention, "turn_rows", turned)
 
 
 def _window_of_127(monkeypatch, model):
@@ -156,18 +160,22 @@ def _window_of_127(monkeypatch, model):
 
 
 def _queries_not_normalised(monkeypatch, model):
-    def turned(self, q_TA):
-        return self.weights.q_b(q_TA).view(len(q_TA), -1, self.head_dim)
-
-    monkeypatch.setattr(CompressedAttention, "_heads", turned)
+    for layer in model.layers:
+        layer.attention.query_norm = None
 
 
 def _rotation_by_halves(monkeypatch, model):
-    def turned(x, rotation):
-        return rotate(x, dataclasses.replace(rotation, interleaved=False))
+    def turned(x, rotation, norm=None, **options):
+        num, at_zero = rotation.cos_sin_PR.shape[1], torch.zeros_like(rotation.position_T)
+        if norm is not None:
+            x = turn(x, dataclasses.replace(rotation, position_T=at_zero), norm)
+        still, halves = x[..., :-num], x[..., -num:].unflatten(-1, (2, -1))
+        out = turn(torch.cat((still, halves.transpose(-1, -2).flatten(-2)), dim=-1), rotation, **options)
+        pairs = out[..., -num:].unflatten(-1, (-1, 2))
+        return torch.cat((out[..., :-num], pairs.transpose(-1, -2).flatten(-2)), dim=-1)
 
-    rotate = compressed_attention.rotate_last
-    monkeypatch.setattr(compressed_attention, "rotate_last", turned)
+    turn = compressed_attention.turn_rows
+    monkeypatch.setattr(compressed_attention, "turn_rows", turned)
 
 
 def _one_table_of_rotations(monkeypatch, model):
@@ -205,19 +213,19 @@ def _first_window_with_a_zero_before(monkeypatch, model):
 
 
 def _halves_of_channels_exchanged(monkeypatch, model):
-    project = Compressor.project
+    states_of = Compressor.states
 
-    def turned(self, h, position):
-        states = project(self, h, position)
+    def turned(self, product, position):
+        states = states_of(self, product, position)
         return states.roll(self.entry_size, dims=2) if self.ratio == 4 else states
 
-    monkeypatch.setattr(Compressor, "project", turned)
+    monkeypatch.setattr(Compressor, "states", turned)
 
 
 def _entries_rotated_by_their_last_token(monkeypatch, model):
-    rotate = compressor.rotate_last
+    turn = compressor.turn_rows
     monkeypatch.setattr(
-        compressor, "rotate_last", lambda x, r: rotate(x, Rotation(r.cos_sin_PR, r.position_T + 3, True))
+        compressor, "turn_rows", lambda x, r, norm: turn(x, Rotation(r.cos_sin_PR, r.position_T + 3, True), norm)
     )
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eprt.ops import Weight, grouped_experts, linear, native, quantize_fp8, quantize_int8
+from eprt.ops.weight import quantize_fp4
 from tests import reference_ops as reference
 
 native.load()
@@ -264,6 +265,21 @@ def test_experts_agree_with_linear(isa, make_weight):
     at = lambda w, e: Weight(w.data[e], None if w.scale is None else w.scale[e])  # noqa: E731
     want = linear(reference.silu_mul(linear(x, at(w13, 4))), at(w2, 4))
     torch.testing.assert_close(grouped_experts(x, one_hot(6, 4, 12), w13, w2), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", ((64, 32), (224, 160), (4096, 96)), ids=str)
+def test_fp4_experts_are_those_of_their_values(isa, x_dtype, sizes):
+    """Bit for bit what bfloat16 weights of the same values give, under any scale and in any order of matrices."""
+    hidden, inner = sizes
+    w13, w2 = (
+        quantize_fp4(random(4, *shape, seed=i)) for i, shape in enumerate(((2 * inner, hidden), (hidden, inner)))
+    )
+    w13.scale[0, 0, 0], w13.scale[1, 1, 0], w2.scale[2, 0, 0] = 1, 200, 140
+    wide = [Weight(w.dequantize().bfloat16()) for w in (w13, w2)]
+    counts, matrices = torch.tensor([0, 67, 1, 12, 0], dtype=torch.int32), torch.tensor([-1, 2, 0, 3, 1])
+    x = random(83, hidden, seed=9).to(x_dtype)
+    got, want = (grouped_experts(x, counts, *pair, matrix_E=matrices.int(), limit=7.0) for pair in ((w13, w2), wide))
+    assert torch.equal(got[:80], want[:80]) and got[:80].isfinite().all()
 
 
 def test_many_rows_are_cut_into_batches_of_experts(isa, x_dtype):

@@ -1,0 +1,9 @@
+// Norm and rotation of rows (turned_rows.h), compiled for AVX2: the suffix of the file name chooses the compiler's
+// flags.
+#include "cpu/turned_rows_kernel.h"
+
+namespace eprt::avx2 {
+
+void turned_rows(const TurnedRowsArgs& args) { turned_rows_any(args); }
+
+}  // namespace eprt::avx2
