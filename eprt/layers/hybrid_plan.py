@@ -41,7 +41,7 @@ class Places:
     request_Y: Tensor
     position_Y: Tensor
     at_Y: Tensor
-    _slots: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    _slots: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False)
 
     @staticmethod
     def join(parts: Sequence[tuple[int, range, int]]) -> "Places":
@@ -72,7 +72,7 @@ class ClosedEntries:
     index_XR: Tensor  # int64, -1 for none
     request_X: Tensor  # int64
     entry_X: Tensor  # int64
-    _slots: dict[int, Tensor] = field(default_factory=dict)
+    _slots: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     def slots(self, table_BP: Tensor, page_entries: int) -> Tensor:
         """int64 [X]: where they go in pages of so many entries."""

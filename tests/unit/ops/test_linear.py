@@ -274,11 +274,14 @@ def test_fp4_experts_are_those_of_their_values(isa, x_dtype, sizes):
     w13, w2 = (
         quantize_fp4(random(4, *shape, seed=i)) for i, shape in enumerate(((2 * inner, hidden), (hidden, inner)))
     )
-    w13.scale[0, 0, 0], w13.scale[1, 1, 0], w2.scale[2, 0, 0] = 1, 200, 140
+    for w in (w13, w2):
+        assert w.scale is not None
+        w.scale[0, 0, 0], w.scale[3, 1, 0] = 1, 140
     wide = [Weight(w.dequantize().bfloat16()) for w in (w13, w2)]
     counts, matrices = torch.tensor([0, 67, 1, 12, 0], dtype=torch.int32), torch.tensor([-1, 2, 0, 3, 1])
     x = random(83, hidden, seed=9).to(x_dtype)
-    got, want = (grouped_experts(x, counts, *pair, matrix_E=matrices.int(), limit=7.0) for pair in ((w13, w2), wide))
+    at = {"matrix_E": matrices.int(), "limit": 7.0}
+    got, want = grouped_experts(x, counts, w13, w2, **at), grouped_experts(x, counts, wide[0], wide[1], **at)
     assert torch.equal(got[:80], want[:80]) and got[:80].isfinite().all()
 
 
