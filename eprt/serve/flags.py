@@ -24,7 +24,7 @@ from eprt.serve.instance_flags import add_instance_flags, check_instances
 from eprt.serve.model_source import default_name, find_model_dir
 from eprt.serve.openai.reasoning import REASONING_FORMAT_NAMES
 from eprt.serve.openai.tools import TOOL_FORMAT_NAMES
-from eprt.serve.options import OptionError, ServeOptions
+from eprt.serve.options import MOST_RANKS, OptionError, ServeOptions
 from eprt.serve.scale_flags import add_scale_flags, check_scale
 from eprt.serve.tier_flags import add_tier_flags, check_tiers
 
@@ -210,6 +210,7 @@ def _check_names(args: argparse.Namespace) -> None:
 def _check_values(args: argparse.Namespace) -> None:
     for flag, value, ok, want in (
         ("--ranks", args.num_ranks, args.num_ranks is None or args.num_ranks >= 1, "at least 1"),
+        ("--ranks", args.num_ranks, (args.num_ranks or 1) <= MOST_RANKS, f"at most {MOST_RANKS}"),
         ("--diagnose-window", args.diagnose_window_s, 0.5 <= args.diagnose_window_s <= 3600, "in 0.5..3600"),
         ("--diagnose-log-mb", args.diagnose_log_bytes, 1 <= args.diagnose_log_bytes < _INF, "finite and at least 1"),
         ("--rebalance", args.rebalance, args.rebalance in ("off", "auto", "dry-run"), "off, auto or dry-run"),

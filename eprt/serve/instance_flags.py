@@ -2,7 +2,7 @@
 
 import argparse
 
-from eprt.serve.options import OptionError, ServeOptions
+from eprt.serve.options import MOST_RANKS, OptionError, ServeOptions
 from eprt.serve.start_command import check_command
 
 BALANCES = ("step", "kv", "batch")
@@ -78,6 +78,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
     ):
         if value < least:
             raise OptionError(f"{flag} {value}: must be at least {least}")
+        if flag != "--local-prefill-tokens" and value > MOST_RANKS:
+            raise OptionError(f"{flag} {value}: must be at most {MOST_RANKS}")
     if not 0 < args.handoff_timeout_s <= 86400:
         raise OptionError(f"--handoff-timeout {args.handoff_timeout_s:g}: must be above 0 and at most 86400")
     if args.start_instance_command is not None:

@@ -8,16 +8,17 @@ import re
 from pathlib import Path
 
 from eprt import env
+from eprt.serve.errors import shortened
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def find_model_dir(given: str) -> str:
     """The directory. ValueError, with the remedy, where there is none."""
-    if Path(given).is_dir() or given == "":
+    if os.path.isdir(given) or given == "":
         return given
     if not _REPOSITORY.fullmatch(given):
-        raise ValueError(f"--model {given}: no such directory")
+        raise ValueError(f"--model {shortened(given, 300)}: no such directory")
     snapshot = _snapshot(given)
     if snapshot is None:
         raise ValueError(
@@ -29,7 +30,7 @@ def find_model_dir(given: str) -> str:
 
 def default_name(given: str) -> str:
     """What clients call the model where no name is given: the directory's name as it was given, or the repository's."""
-    if not Path(given).is_dir() and _REPOSITORY.fullmatch(given):
+    if not os.path.isdir(given) and _REPOSITORY.fullmatch(given):
         return given
     return os.path.basename(os.path.abspath(given)) or "model"
 

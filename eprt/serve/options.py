@@ -16,6 +16,8 @@ from eprt.config import EngineConfig
 from eprt.serve.keys import NO_KEYS, ServerKeys
 from eprt.serve.tiers.tier import Tier
 
+MOST_RANKS = 1024  # of a host, and of an instance
+
 
 class OptionError(ValueError):
     """A flag that cannot be served; str() is the one line to print."""

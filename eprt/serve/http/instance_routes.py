@@ -10,10 +10,8 @@ from eprt.serve.http.responses import JsonResponse
 from eprt.serve.instances.document import instances_document
 from eprt.serve.instances.fleet import Fleet
 from eprt.serve.openai.parsing import given_fields
-from eprt.serve.options import ROLES
+from eprt.serve.options import MOST_RANKS, ROLES
 from eprt.serve.ranks.pool import RankPool
-
-_MOST_RANKS = 1024
 
 
 class InstanceRoutes:
@@ -61,6 +59,6 @@ def parse_start(body: bytes) -> tuple[str, int | None]:
     role, ranks = given["role"], given.get("ranks")
     if role not in ROLES:
         raise invalid("role", f"role={quoted(role)}: must be {' or '.join(ROLES)}")
-    if ranks is not None and (type(ranks) is not int or not 1 <= ranks <= _MOST_RANKS):
-        raise invalid("ranks", f"ranks={quoted(ranks)}: must be an integer in 1..{_MOST_RANKS}")
+    if ranks is not None and (type(ranks) is not int or not 1 <= ranks <= MOST_RANKS):
+        raise invalid("ranks", f"ranks={quoted(ranks)}: must be an integer in 1..{MOST_RANKS}")
     return role, ranks

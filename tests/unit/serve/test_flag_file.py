@@ -77,5 +77,7 @@ def test_mistakes_name_the_file_and_the_key(tmp_path, text, suffix, why):
 def test_values_are_checked_as_on_the_command_line(tmp_path):
     with pytest.raises(OptionError, match="--ranks 0: must be at least 1"):
         parse_options(["--config", write(tmp_path, f"model: {MODEL}\nranks: 0")])
+    with pytest.raises(OptionError, match="--ranks 1025: must be at most 1024"):
+        parse_options(["--config", write(tmp_path, f"model: {MODEL}\nranks: 1025")])
     with pytest.raises(OptionError, match=r"--config .*: cannot be read: No such file"):
         parse_options(["--config", str(tmp_path / "none.yaml")])

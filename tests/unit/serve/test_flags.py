@@ -141,6 +141,8 @@ def test_a_chat_template_of_a_file(tmp_path):
     [
         (["--prefill", "1"], "--decode 0: must be at least 1"),
         (["--prefill", "-1", "--decode", "1"], "--prefill -1: must be at least 0"),
+        (["--decode", "9" * 30], f"--decode {'9' * 30}: must be at most 1024"),
+        (["--decode", "1", "--decode-ranks", "1025"], "--decode-ranks 1025: must be at most 1024"),
         (["--decode", "1", "--decode-ranks", "0"], "--decode-ranks 0: must be at least 1"),
         (["--decode", "1", "--local-prefill-tokens", "-1"], "--local-prefill-tokens -1: must be at least 0"),
         (["--decode", "1", "--handoff-timeout", "0"], "--handoff-timeout 0: must be above 0"),

@@ -61,3 +61,10 @@ def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
     (tmp_path / "org").mkdir()
     (tmp_path / "org" / "demo").symlink_to(MODEL)
     assert find_model_dir("org/demo") == "org/demo" and default_name("org/demo") == "demo"
+
+
+@pytest.mark.parametrize("given", ["9" * 5000, "a\0b", "\udcff", "/" + "x/" * 3000])
+def test_what_is_no_path_is_no_directory(given):
+    with pytest.raises(OptionError, match=r"no such directory$") as caught:
+        parse_options(["--model", given])
+    assert len(str(caught.value)) < 400
