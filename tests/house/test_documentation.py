@@ -25,6 +25,7 @@ OPERATIONS = PAGES["docs/operations.md"]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 COMMANDS = (
     "serve",
+    "join",
     "chat",
     "generate",
     "convert",
@@ -34,6 +35,7 @@ COMMANDS = (
     "balance show",
     "balance record",
     "balancer",
+    "plan-cluster",
     "diagnose",
     "bench",
     "bench serve",

@@ -184,7 +184,7 @@ export class Experts {
         const layer = this.#document.experts.layers.indexOf(move.layer);
         this.#store.set({ at: move.window, follow: false, layer: Math.max(0, layer) });
       };
-      const cells = [move.window, move.layer, `${move.rank} / ${move.slot}`, `${move.before} → ${move.after}`];
+      const cells = [move.window, move.layer, `${move.rank} / ${move.slot}`, `${slotName(move.before)} → ${slotName(move.after)}`];
       return element(
         "tr",
         { tabindex: "0", onclick: go, onkeydown: (event) => event.key === "Enter" && go() },
@@ -196,6 +196,11 @@ export class Experts {
     const more = moves.length > MOST_MOVES_LISTED ? element("p", {}, `and ${total - MOST_MOVES_LISTED} before`) : null;
     return element("div", {}, head, rows.length ? table : "", more ?? "");
   }
+}
+
+// What a slot holds: a logical expert, or nothing.
+function slotName(expert) {
+  return expert < 0 ? "empty" : String(expert);
 }
 
 // The last move of each slot of a layer that window `at` has seen: "rank slot" -> move. moves: newest first.
