@@ -307,6 +307,13 @@ def let_openmp_sleep() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def let_torch_use_huge_pages() -> None:
+    """Before torch first allocates: its tensors of 2 MB and more lie in huge pages, here and in processes that are
+    started from here, unless the user says otherwise. A core reads them faster: it looks up a 512th of the addresses.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
 def openmp_sleeps() -> bool:
     """Whether OpenMP's threads do not spin between loops; so they were told before they started."""
     return os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"

@@ -13,6 +13,8 @@ struct Avx2Math {
   static constexpr int kStep = 8;
   static constexpr int kDirectRows = 8;
   static constexpr bool kFoldsScale = true;
+  template <class W>
+  static constexpr bool kPairs = std::is_same_v<W, fp8>;
   static constexpr TileShape kTile{4, 3}, kScaledTile = kTile;
   static constexpr int direct_columns(int rows, bool) {
     constexpr int kColumns[] = {0, 4, 6, 4, 3};
@@ -34,6 +36,15 @@ struct Avx2Math {
     const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbf80)));
     const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7f));
     return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, nan)), _mm256_set1_ps(scale * 0x1p8f));
+  }
+  static void load_pair(const fp8* p, const float* scale, Operand& first, Operand& second) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7f));
+    const __m256i value = _mm256_or_si256(half, nan);
+    const __m256 factor = _mm256_set1_ps(*scale * 0x1p8f);
+    first = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(value)), factor);
+    second = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(value, 1)), factor);
   }
   static void store(float* p, Operand v) { _mm256_storeu_ps(p, v); }
 

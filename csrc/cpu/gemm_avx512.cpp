@@ -58,6 +58,8 @@ struct Avx512FloatMath : Avx512Sums {
   static constexpr int kStep = 16;
   static constexpr int kDirectRows = 8;
   static constexpr bool kFoldsScale = true;
+  template <class W>
+  static constexpr bool kPairs = false;
   static constexpr TileShape kTile{4, 6}, kScaledTile = kTile;
   static constexpr int direct_columns(int rows, bool) {
     constexpr int kColumns[] = {0, 4, 8, 8, 6};
@@ -86,9 +88,11 @@ struct Avx512DotMath : Avx512Sums {
   static constexpr int kStep = 32;
   static constexpr int kDirectRows = 8;
   static constexpr bool kFoldsScale = false;
+  template <class W>
+  static constexpr bool kPairs = sizeof(W) == 1;
   static constexpr TileShape kTile{3, 8}, kScaledTile{4, 3};
   static constexpr int direct_columns(int rows, bool scaled_sums) {
-    constexpr int kColumns[] = {0, 4, 8, 8, 6, 4, 4, 3, 3}, kScaledColumns[] = {0, 8, 4, 3};
+    constexpr int kColumns[] = {0, 4, 8, 8, 6, 4, 4, 3, 3}, kScaledColumns[] = {0, 4, 4, 3};
     if (scaled_sums) return rows <= 3 ? kScaledColumns[rows] : 0;
     return rows <= 8 ? kColumns[rows] : 0;
   }
@@ -96,6 +100,10 @@ struct Avx512DotMath : Avx512Sums {
   template <class W>
   static Operand load(const W* p) {
     return load_bf16x32(p);
+  }
+  template <class W>
+  static void load_pair(const W* p, const float*, Operand& first, Operand& second) {
+    load_bf16x64(p, first, second);
   }
   static void store(bf16* p, Operand v) { _mm512_storeu_si512(p, v); }
 

@@ -6,6 +6,8 @@
 //   Operand, Sum           kStep elements of X; a vector of partial sums
 //   load(const T*)         an Operand from kStep elements, T: X or a stored weight type;  store(X*, Operand)
 //   load_scaled(p, scale)  the same times an fp8 block's scale, if kFoldsScale
+//   kPairs<T>              whether load_pair(const T*, scale, first, second) loads two Operands at less cost than two
+//                          loads; for fp8 if kFoldsScale, times *scale
 //   zero(), mul_add(x, w, sum), add_scaled(total, sum, scale)
 //   add_reduced<ROWS, COLS>(sums, out, ld)   out[r][c] += the sum of the lanes of sums[r][c], added in one fixed order
 //   kTile, kScaledTile     shape of the register tile: plain, and with one sum per fp8 block besides the total
@@ -33,6 +35,9 @@ struct TileShape {
 // Elements of a stretch of K: 4 KB per row, so that a tile's weight rows stay in L1. A multiple of kFp8Block.
 template <class Math>
 constexpr int64_t kDepth = 4096 / sizeof(typename Math::X);
+
+// Up to so many rows, a tile dequantises pairs of operands: with more, their registers are needed for sums.
+constexpr int kPairRows = 4;
 
 // ---- the register tile ----------------------------------------------------------------------------------------------
 
@@ -118,13 +123,29 @@ template <class Math, bool SCALED, bool PREFETCH, bool WHOLE, class W, int ROWS,
 [[gnu::always_inline]] inline void accumulate(const TileInput<typename Math::X, W, COLS>& in, int64_t k, int64_t end,
                                               int64_t block, typename Math::Sum (&sum)[ROWS][COLS]) {
   const auto scale = [&](int c) { return SCALED ? in.scale[c] + block : nullptr; };
-  for (; k + Math::kStep <= end; k += Math::kStep) {
-    if constexpr (PREFETCH) {
-      if (k % (64 / sizeof(W)) == 0) {
+  const auto prefetch = [&] {
+    if (!PREFETCH || k % (64 / sizeof(W)) != 0) return;
 #pragma GCC unroll 8
-        for (int c = 0; c < COLS; ++c) __builtin_prefetch(in.next.base + c * in.next.row_bytes + k * in.next.k_bytes);
+    for (int c = 0; c < COLS; ++c) __builtin_prefetch(in.next.base + c * in.next.row_bytes + k * in.next.k_bytes);
+  };
+  if constexpr (Math::template kPairs<W> && ROWS <= kPairRows) {
+    for (; k + 2 * Math::kStep <= end; k += 2 * Math::kStep) {
+      prefetch();
+#pragma GCC unroll 8
+      for (int c = 0; c < COLS; ++c) {
+        typename Math::Operand first, second;
+        Math::load_pair(in.w[c] + k, scale(c), first, second);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+          const auto* x = in.x + r * in.x_stride + k;
+          sum[r][c] = Math::mul_add(Math::load(x), first, sum[r][c]);
+          sum[r][c] = Math::mul_add(Math::load(x + Math::kStep), second, sum[r][c]);
+        }
       }
     }
+  }
+  for (; k + Math::kStep <= end; k += Math::kStep) {
+    prefetch();
     outer_product<Math>([&](int r) { return Math::load(in.x + r * in.x_stride + k); },
                         [&](int c) { return load_weight<Math, SCALED>(in.w[c] + k, scale(c)); }, sum);
   }
@@ -273,6 +294,15 @@ struct Product {
   // Dequantises k elements of a weight row into `out`; prefetches those `next` elements further on.
   static const X* dequantize(const W* w, const float* scale, int64_t k, int64_t next, X* out) {
     int64_t i = 0;
+    if constexpr (Math::template kPairs<W>) {
+      for (; i + 2 * Math::kStep <= k; i += 2 * Math::kStep) {
+        __builtin_prefetch(w + (i + next));
+        typename Math::Operand first, second;
+        Math::load_pair(w + i, kScaled ? scale + i / kFp8Block : nullptr, first, second);
+        Math::store(out + i, first);
+        Math::store(out + i + Math::kStep, second);
+      }
+    }
     for (; i + Math::kStep <= k; i += Math::kStep) {
       if (i % (64 / sizeof(W)) == 0) __builtin_prefetch(w + (i + next));
       Math::store(out + i, load_weight<Math, kScaled>(w + i, kScaled ? scale + i / kFp8Block : nullptr));

@@ -27,6 +27,8 @@ struct ScalarMath {
   static constexpr int kStep = 4;
   static constexpr int kDirectRows = 3;
   static constexpr bool kFoldsScale = true;
+  template <class W>
+  static constexpr bool kPairs = false;
   static constexpr TileShape kTile{3, 4}, kScaledTile = kTile;
   static constexpr int direct_columns(int rows, bool) { return rows <= 3 ? 4 : 0; }
 

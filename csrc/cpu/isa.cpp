@@ -29,7 +29,8 @@ Isa probe() {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::kScalar;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+                      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+                      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni");
   if (!avx512) return Isa::kAvx2;
 #ifdef EPRT_EMULATE_AMX
   return Isa::kAmx;

@@ -28,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         except ValueError as error:
             raise OptionError(str(error)) from None
         options = parse_options(argv)
+        if options.engine.device == "cpu":
+            env.let_torch_use_huge_pages()
         if options.uses_wire:
             return _serve_over_wire(options)
         if rank is None and options.num_ranks is None and options.engine.device == "cpu" and not env.why_mpirun():

@@ -153,6 +153,17 @@ def test_every_fp8_code(isa, x_dtype, rows):
     assert linear(torch.ones(rows, 512, dtype=x_dtype), w).isnan().all()
 
 
+@pytest.mark.parametrize("rows", (1, 9))
+def test_every_int8_code(isa, x_dtype, rows):
+    """-128 to 127 come through exactly, also the one code whose magnitude no other has."""
+    w = Weight(torch.arange(-128, 128).to(torch.int8).repeat(2)[None, :], torch.ones(1))
+    x = torch.eye(512, dtype=x_dtype)
+    if quantises_rows(isa, x, w):
+        x = x * 127  # as an integer, what it is
+    got = torch.cat([linear(part, w) for part in x.split(rows)])
+    assert torch.equal(got, (w.dequantize().T * x.max().float()).to(x_dtype))
+
+
 def test_no_rows_no_columns_no_depth(isa, x_dtype, make_weight):
     assert linear(torch.empty(0, 40, dtype=x_dtype), make_weight(random(5, 40))).shape == (0, 5)
     assert linear(torch.ones(3, 40, dtype=x_dtype), Weight(torch.empty(0, 40))).shape == (3, 0)

@@ -1,5 +1,7 @@
 """Which role a process of the server has, and how it exits when a flag is wrong."""
 
+import os
+
 import pytest
 
 from eprt.serve import __main__ as program
@@ -48,6 +50,17 @@ def test_mpirun_starts_ranks_that_span_hosts_or_virtual_nodes(roles, monkeypatch
     assert program.main([*MODEL_FLAG, "-n", "2", "--max-lost-ranks", "1"]) == 2
     told = f"--max-lost-ranks needs ranks that eprt starts on one host, but {name} is "
     assert told in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("device, allowed", [("cpu", "1"), ("cuda", None)])
+def test_weights_on_cpus_lie_in_huge_pages(roles, monkeypatch, device, allowed):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("THP_MEM_ALLOC_ENABLE", None)
+    assert program.main([*MODEL_FLAG, "-n", "1", "--device", device]) == 8
+    assert os.environ.get("THP_MEM_ALLOC_ENABLE") == allowed
+    os.environ["THP_MEM_ALLOC_ENABLE"] = "0"  # what the user says stays
+    assert program.main([*MODEL_FLAG, "-n", "1", "--device", device]) == 8
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"
 
 
 def test_a_wrong_flag_or_variable_is_one_line_and_status_2(roles, monkeypatch, capfd):
