@@ -1,8 +1,9 @@
 """A large diagnosis log: processor time and peak memory of `eprt diagnose` over it: text, JSON and the page's server.
 
-    python -m benchmarks.diagnosis.bench_log --megabytes 1024 --ranks 16
+    python -m benchmarks.diagnosis.bench_log --megabytes 1024 --ranks 16 --windows 512x30
 
-Writes the log into a temporary directory first, with a late rank in its second half.
+Writes each log into a temporary directory first, with a late rank in its second half: one of so many megabytes for each
+number of ranks, and one of so many ranks x windows.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from eprt.diagnostics.log.events import SCHEMA
@@ -29,11 +32,12 @@ LATE_RANK, POOL = 3, 8
 COMMAND = (sys.executable, "-m", "eprt.diagnostics")
 
 
-def write(directory: Path, num_ranks: int, num_bytes: int) -> int:
-    """Number of windows written. A pool of windows, clean ones and late ones, repeats with other numbers and times."""
+def write(directory: Path, num_ranks: int, num_bytes: int, num_windows: int | None = None) -> int:
+    """Number of windows written; None: as many as make so many bytes. A pool of windows, clean ones and late ones,
+    repeats with other numbers and times."""
     late = PlantedFault("column", rank=LATE_RANK, cause="comp", factor=3.0)
     pools = [_lines(num_ranks, ()), _lines(num_ranks, (late,))]
-    num_windows = max(4, num_bytes // sum(len(line) + 80 for line in pools[0][0]))
+    num_windows = num_windows or max(4, num_bytes // sum(len(line) + 80 for line in pools[0][0]))
     files = [(directory / f"diagnose_rank{rank}.log").open("w") for rank in range(num_ranks)]
     for window in range(num_windows):
         start_s = 1.76e9 + 10 * window
@@ -92,12 +96,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis.bench_log")
     parser.add_argument("--megabytes", type=int, default=1024)
     parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], default=[8, 64, 256])
+    parser.add_argument("--windows", metavar="RANKSxWINDOWS", default="512x30")
     parser.add_argument("--forms", type=lambda text: text.split(","), default=["--text", "--json", "page"])
     arguments = parser.parse_args(argv)
     report = BenchmarkReport("diagnose_log", {"megabytes": arguments.megabytes, "late_rank": LATE_RANK})
-    for num_ranks in arguments.ranks:
+    short = tuple(int(number) for number in arguments.windows.split("x"))
+    for num_ranks, windows in (*((num_ranks, None) for num_ranks in arguments.ranks), short):
         with tempfile.TemporaryDirectory(prefix="eprt-log-") as directory:
-            num_windows = write(Path(directory), num_ranks, arguments.megabytes << 20)
+            with ProcessPoolExecutor(1, get_context("spawn")) as writer:  # a child's peak begins with its parent's size
+                num_windows = writer.submit(
+                    write, Path(directory), num_ranks, arguments.megabytes << 20, windows
+                ).result()
             size = sum(path.stat().st_size for path in Path(directory).iterdir())
             for form in arguments.forms:
                 seconds, peak_mb = run(form, Path(directory))

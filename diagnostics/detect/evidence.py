@@ -56,7 +56,8 @@ class Evidence:
 
     def cause(self) -> str:
         explained = math.log(max(self.token_ratio, 1e-9)) >= TOKENS_EXPLAIN * math.log(max(self.sighting.ratio, 1.01))
-        if self.token_ratio >= HIGH_TOKENS and explained:
+        is_certain = self.held_back is not None and self.held_back.is_certain
+        if self.token_ratio >= HIGH_TOKENS and explained and not is_certain:
             return "mixed"
         if self.held_back is not None:
             return self.held_back.cause

@@ -23,6 +23,7 @@ class HeldBack:
 
     cause: str  # "comp"; or "mixed": its requests are longer
     words: str
+    is_certain: bool = False  # also of a rank that has more tokens than its peers
 
     @staticmethod
     def find(yardstick: Yardstick, column: Sighting) -> "HeldBack | None":
@@ -30,8 +31,10 @@ class HeldBack:
         if column.place.rank is None or not yardstick.matrices.usage_WN:
             return None
         usage, excess_us = _Usage(yardstick, column), yardstick.excess_us(column)
-        if usage.more("throttled_us") >= _QUOTA_EXPLAINS * excess_us > 0:
-            return HeldBack("comp", f"a quota of its cgroup stopped it for {usage.share('throttled_us')} of the time")
+        throttled_us = usage.more("throttled_us")
+        if throttled_us >= _QUOTA_EXPLAINS * excess_us > 0:
+            words = f"a quota of its cgroup stopped it for {usage.share('throttled_us')} of the time"
+            return HeldBack("comp", words, is_certain=throttled_us >= _EXPLAINS * excess_us)
         if usage.more("run_wait_us") >= _EXPLAINS * excess_us > 0:
             return HeldBack("comp", f"it was ready to run and had no core for {usage.share('run_wait_us')} of the time")
         return usage.slow_gpu() or usage.long_attention(excess_us)
@@ -66,8 +69,8 @@ class _Usage:
         return own / usual if usual > 0 else np.nan
 
     def share(self, name: str) -> str:
-        """Of the time."""
-        return f"{100 * self.pair(name)[0] / max(1e-9, self._call_us):.0f} %"
+        """Of the time. A quota's is counted for each core, so two threads may be stopped for longer than that."""
+        return f"{100 * min(1.0, self.pair(name)[0] / max(1e-9, self._call_us)):.0f} %"
 
     def slow_gpu(self) -> HeldBack | None:
         clock = self.ratio("gpu_mcycles")

@@ -18,6 +18,7 @@ MIN_SPEED = 0.2  # a rank slower than that should leave the group, not be carrie
 MAX_SPEED, FASTER = 2.0, 1.1  # of an early rank: no more load than that at once; less is chance
 RECOVERED = 0.9  # from this speed on a rank counts as healthy again
 LATEST = 6  # windows that show how fast a rank is now
+_TOKENS_ALIKE = 0.1  # root of the summed squares of the logarithms of tokens: less does not show how time grows
 # For how many windows after it was last seen a finding counts. Slow messages show in nothing else, so less load may
 # hide them; whether late compute is over shows in the time per token.
 _REMEMBERED = {"comm": 30, "comp": 2, "unknown": 2}
@@ -35,7 +36,8 @@ def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarra
     matrices, num_ranks = report.matrices, report.num_ranks
     if before_N is not None and np.shape(before_N) != (num_ranks,):
         raise ValueError(f"before_N has shape {np.shape(before_N)}, expected ({num_ranks},)")
-    speeds_N, pace_N = np.ones(num_ranks), _slowness(matrices, np.ones(len(matrices.window_W), dtype=bool))
+    paces = _Paces(matrices, _is_healthy_WN(report, before_N))
+    speeds_N, pace_N = np.ones(num_ranks), paces.slowness_N(np.ones(len(matrices.window_W), dtype=bool))
     is_named_N = np.zeros(num_ranks, dtype=bool)
     for finding in report.findings:
         rank = finding.rank
@@ -44,7 +46,7 @@ def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarra
         if finding.last_window < matrices.window_W[-_REMEMBERED[finding.cause] :][0]:
             continue
         within_W = (matrices.window_W >= finding.first_window) & (matrices.window_W <= finding.last_window)
-        slowness = _slowness(matrices, within_W)[rank]
+        slowness = paces.slowness_N(within_W)[rank]
         if finding.cause == "comm":
             slowness = max(slowness, _lateness(matrices, within_W, rank))
         # Less load than the others' waits justify would only move the lateness elsewhere.
@@ -58,44 +60,84 @@ def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarra
     is_early_N = np.isin(np.arange(num_ranks), [early.rank for early in report.early if early.last_window >= newest])
     if before_N is not None:
         is_early_N |= np.asarray(before_N) > 1.0
-    quick_N = np.where(is_early_N & (speeds_N == 1.0), _quickness(matrices), 1.0)
+    quick_N = np.where(is_early_N & (speeds_N == 1.0), paces.quickness_N(), 1.0)
     return np.where(quick_N >= FASTER, quick_N, speeds_N)
 
 
-def _quickness(matrices: WindowMatrices) -> np.ndarray:
-    """[N] in 1..MAX_SPEED: the usual time in the experts per token over a rank's own, in the latest windows."""
-    with np.errstate(divide="ignore"):
-        return np.clip(1 / _per_token(matrices, np.arange(len(matrices.window_W))[-LATEST:]), 1.0, MAX_SPEED)
+def _is_healthy_WN(report: Report, before_N: np.ndarray | None) -> np.ndarray:
+    """bool [W, N]: neither late, nor slow since it was late, nor early."""
+    matrices = report.matrices
+    is_healthy_WN = np.ones(matrices.calls_WN.shape, dtype=bool)
+    is_slow_N = np.zeros(report.num_ranks, dtype=bool) if before_N is None else np.asarray(before_N) < 1.0
+    told_N = np.zeros(report.num_ranks, dtype=bool)
+    for found in (*(f for f in report.findings if f.kind == "column"), *report.early):
+        if found.rank is None:
+            continue
+        until = np.inf if is_slow_N[found.rank] else found.last_window
+        within_W = (matrices.last_window_W >= found.first_window) & (matrices.window_W <= until)
+        is_healthy_WN[within_W, found.rank] = False
+        told_N[found.rank] = True
+    is_healthy_WN[:, is_slow_N & ~told_N] = False
+    return is_healthy_WN
 
 
-def _slowness(matrices: WindowMatrices, within_W: np.ndarray) -> np.ndarray:
-    """[N], at least 1, over the latest of these windows."""
-    latest_W = np.flatnonzero(within_W)[-LATEST:]
-    return np.maximum(_pace(matrices, latest_W), _busy(matrices, latest_W))
+class _Paces:
+    """How long ranks take for their work, beside the median rank. [N] and at least 1 where nothing else is said.
 
+    is_healthy_WN: where a rank is neither slow nor early. Time in the experts has a part that does not grow with the
+    tokens (reading the weights), and with few tokens that is most of it: a rank that has half of the tokens then takes
+    twice the time per token, slow or not. So the time is compared with tokens to the power that healthy ranks show: 1
+    where it grows as they do, and where all ranks have about as many; 0 where it does not depend on them.
+    """
 
-def _pace(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
-    """[N], at least 1."""
-    return np.maximum(1.0, _per_token(matrices, latest))
+    def __init__(self, matrices: WindowMatrices, is_healthy_WN: np.ndarray):
+        self._matrices = matrices
+        tokens_WN = np.nansum(matrices.recv_tokens_WNN, axis=2)
+        self._tokens_WN = np.where(tokens_WN > 0, tokens_WN, np.nan)
+        self._power = self._fit(is_healthy_WN)
 
+    def _fit(self, is_healthy_WN: np.ndarray) -> float:
+        compute_us_WN = np.where(self._matrices.compute_us_WN > 0, self._matrices.compute_us_WN, np.nan)
+        # [2][W][N], each beside the window's median rank
+        logs_2WN = np.log(np.stack((self._tokens_WN, compute_us_WN / self._tokens_WN)))
+        logs_2WN -= median(logs_2WN, 2)[:, :, None]
+        tokens_N, per_token_N = median(np.where(is_healthy_WN, logs_2WN, np.nan), 1)
+        known_N = np.isfinite(tokens_N) & np.isfinite(per_token_N)
+        if known_N.sum() < 2:
+            return 1.0
+        tokens_N, per_token_N = tokens_N[known_N], per_token_N[known_N]
+        tokens_N = tokens_N - tokens_N.mean()
+        slope = np.sum(tokens_N * per_token_N) / (np.sum(tokens_N**2) + _TOKENS_ALIKE**2)
+        return float(np.clip(1 + slope, 0.0, 1.0))
 
-def _per_token(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
-    """[N]: a rank's time in the experts per token it was sent, over the median rank's; 1 where it is not known."""
-    tokens_WN = np.nansum(matrices.recv_tokens_WNN[latest], axis=2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_token_N = median(matrices.compute_us_WN[latest] / np.where(tokens_WN > 0, tokens_WN, np.nan), 0)
-        pace_N = per_token_N / median(per_token_N, 0)
-    return np.where(np.isfinite(pace_N) & (pace_N > 0), pace_N, 1.0)
+    def slowness_N(self, within_W: np.ndarray) -> np.ndarray:
+        """Over the latest of these windows."""
+        latest_W = np.flatnonzero(within_W)[-LATEST:]
+        return np.maximum(np.maximum(1.0, self._per_work_N(latest_W)), self._busy_N(latest_W))
 
+    def quickness_N(self) -> np.ndarray:
+        """In 1..MAX_SPEED, in the latest windows: the usual time in the experts for as many tokens, over its own."""
+        with np.errstate(divide="ignore"):
+            return np.clip(1 / self._per_work_N(np.arange(len(self._matrices.window_W))[-LATEST:]), 1.0, MAX_SPEED)
 
-def _busy(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
-    """[N], at least 1: a rank's time per call in which it waits for nobody, over the median rank's. A pause outside the
-    experts shows here. Idle time, which all ranks share, makes the ranks look more alike."""
-    span_us_W1 = ((matrices.end_s_W - matrices.start_s_W)[latest] * 1e6)[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        busy_us_N = median(span_us_W1 / matrices.calls_WN[latest] - matrices.blocked_us_WN[latest], 0)
-        busy_N = busy_us_N / median(busy_us_N, 0) if np.nanmin(busy_us_N, initial=np.inf) > 0 else busy_us_N * np.nan
-    return np.maximum(1.0, np.nan_to_num(busy_N, nan=1.0, posinf=1.0))
+    def _per_work_N(self, latest: np.ndarray) -> np.ndarray:
+        """A rank's time in the experts over the usual for as many tokens; 1 where it is not known."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            per_work_N = median(self._matrices.compute_us_WN[latest] / self._tokens_WN[latest] ** self._power, 0)
+            pace_N = per_work_N / median(per_work_N, 0)
+        return np.where(np.isfinite(pace_N) & (pace_N > 0), pace_N, 1.0)
+
+    def _busy_N(self, latest: np.ndarray) -> np.ndarray:
+        """A rank's time per call in which it waits for nobody, over the median rank's. A pause outside the experts
+        shows here. Idle time, which all ranks share, makes the ranks look more alike."""
+        matrices = self._matrices
+        span_us_W1 = ((matrices.end_s_W - matrices.start_s_W)[latest] * 1e6)[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            busy_us_N = median(span_us_W1 / matrices.calls_WN[latest] - matrices.blocked_us_WN[latest], 0)
+            busy_N = (
+                busy_us_N / median(busy_us_N, 0) if np.nanmin(busy_us_N, initial=np.inf) > 0 else busy_us_N * np.nan
+            )
+        return np.maximum(1.0, np.nan_to_num(busy_N, nan=1.0, posinf=1.0))
 
 
 def _lateness(matrices: WindowMatrices, within_W: np.ndarray, rank: int) -> float:

@@ -8,7 +8,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from .standing import LoggedProcess, Standing
 from .usage import check_usage
@@ -125,21 +128,40 @@ class WindowRecord:
         for name in ("node_of_rank", *PER_RANK):
             if not isinstance(data[name], list):
                 raise ValueError(f"{name} is not a list")
-        experts = data.get("experts")
-        if experts is not None:
-            try:
-                experts = ExpertRows(**{field.name: experts[field.name] for field in fields(ExpertRows)})
-            except (TypeError, KeyError) as error:
-                raise ValueError(f"experts is not a table of expert rows: {error}") from None
-        process, standing = data.get("process"), data.get("standing")
         return WindowRecord(
             **{name: data[name] for name in _NAMES},
-            experts=experts,
             blocked_us=data.get("blocked_us"),
             usage=data.get("usage"),
-            process=None if process is None else LoggedProcess.from_json(process),
-            standing=None if standing is None else Standing.from_json(standing),
+            **_parts_of(data),
         )
+
+    @staticmethod
+    def from_checked(data: dict[str, Any]) -> "WindowRecord":
+        """data: all fields, those with numbers checked already (typed_line.py). ValueError for what the others hold."""
+        record = object.__new__(WindowRecord)
+        usage = data["usage"]
+        record.__dict__.update(data, **_parts_of(data), usage=None if usage is None else check_usage(usage, MOST))
+        return record
+
+    @cached_property
+    def planes_PN(self) -> np.ndarray:
+        """float64: the fields of PER_RANK, one below the other."""
+        return np.stack([np.fromiter(getattr(self, name), np.float64, self.num_ranks) for name in PER_RANK])
+
+
+def _parts_of(data: dict[str, Any]) -> dict[str, Any]:
+    """The optional fields of a line that are objects of their own, checked."""
+    experts, process, standing = (data.get(name) for name in ("experts", "process", "standing"))
+    if experts is not None:
+        try:
+            experts = ExpertRows(**{field.name: experts[field.name] for field in fields(ExpertRows)})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"experts is not a table of expert rows: {error}") from None
+    return {
+        "experts": experts,
+        "process": None if process is None else LoggedProcess.from_json(process),
+        "standing": None if standing is None else Standing.from_json(standing),
+    }
 
 
 _NAMES = [field.name for field in fields(WindowRecord) if field.name not in _OPTIONAL]

@@ -11,6 +11,7 @@ from pathlib import Path
 from .events import ExpertRows, WindowRecord
 from .files import MOST_LINE_BYTES, UNKNOWN, LogFile
 from .index import LogIndex, LogRun
+from .typed_line import read_line
 from .window_ranges import WindowRanges
 
 _MOST_PROBLEMS = 20  # of a file that are listed one by one
@@ -64,7 +65,7 @@ class LogPlace:
         """None when it is no longer there."""
         try:
             ((_, raw),) = self.file.read_lines([self.index])
-            return WindowRecord.from_line(raw.decode())
+            return read_line(raw)
         except (OSError, ValueError):
             return None
 
@@ -145,7 +146,7 @@ class LogReader:
         if not raw.strip():
             return None
         try:
-            record = WindowRecord.from_line(raw.decode())
+            record = read_line(raw)
             self._check(file, record)
         except ValueError as error:
             self.skipped.add_line(file.path, k + 1, str(error))
@@ -225,7 +226,7 @@ def open_log(directory: str | Path, run: int | None = None, windows: tuple[int, 
                     continue
                 message = "no window number"
                 try:
-                    WindowRecord.from_line(raw.decode())
+                    read_line(raw)
                 except ValueError as error:
                     message = str(error)
                 problems.add_line(file.path, k + 1, message)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ..log.events import WindowRecord
+from ..log.events import PER_RANK, WindowRecord
 from .medians import median, median_of_known
 from .migrations import Migrations
 from .spans import SpanTable, WindowSpan
@@ -52,12 +52,12 @@ class HistoryRow(WindowSpan):
         if record.num_calls == 0:
             return
         rank = record.rank
-        waits_2N = np.array((record.dispatch_wait_us, record.combine_wait_us)) / record.num_calls
+        waits_2N = record.planes_PN[:2] / record.num_calls
         waits_2N[:, rank] = 0.0  # a rank does not wait for itself
         self.columns_2N += waits_2N
         self.rows_2N[:, rank] += waits_2N.sum(axis=1)
         self.compute_N[rank] += record.compute_us / record.num_calls
-        self.tokens_N[rank] += sum(record.recv_tokens) / record.num_calls
+        self.tokens_N[rank] += record.planes_PN[PER_RANK.index("recv_tokens")].sum() / record.num_calls
         self.calls_N[rank] += record.num_calls
         self.seen_N[rank] += 1
         if record.usage is not None and "step_us" in record.usage and "steps" in record.usage:

@@ -52,7 +52,7 @@ class WindowTotals(WindowSpan):
         self.calls_N[rank] += record.num_calls
         self.compute_us_N[rank] += record.compute_us
         self.blocked_us_N[rank] += np.nan if record.blocked_us is None else record.blocked_us
-        self.planes_PNN[:, rank] += [getattr(record, name) for name in PER_RANK]
+        self.planes_PNN[:, rank] += record.planes_PN
 
     def append_span(self, later: Self) -> None:
         super().append_span(later)

@@ -58,6 +58,15 @@ def test_little_of_it_proves_nothing(usage):
     assert finding.cause == "comm" and "quota" not in finding.evidence and "attention" not in finding.evidence
 
 
+@pytest.mark.parametrize(("throttled_us", "cause"), [(8e6, "comp"), (12e6, "comp"), (1e5, "mixed")])
+def test_a_quota_that_makes_up_the_wait_comes_before_more_tokens(throttled_us, cause):
+    records = synthetic_records(8, 8, faults=[replace(late(LATE), cause="mixed")])
+    told = [replace(r, usage={**USUAL, "throttled_us": throttled_us if r.rank == LATE else 0.0}) for r in records]
+    (finding,) = Report.of_records(told).findings
+    assert finding.cause == cause, finding.evidence
+    assert ("quota" in finding.evidence) == (cause == "comp") and "120 %" not in finding.evidence
+
+
 def test_what_all_ranks_have_alike_is_no_reason():
     assert finding_with({}, {**USUAL, "throttled_us": 4e6, "run_wait_us": 4e6}).cause == "comm"
 

@@ -80,6 +80,19 @@ def test_window_by_window_a_late_rank_gets_its_load_back_and_late_messages_are_r
     assert set(range(6, 10)) <= set(slow) and (slow[-1] == 16) == remembered, slow
 
 
+def test_a_rank_with_few_tokens_recovers_where_time_does_not_grow_with_them():
+    """Reading the weights takes as long for half of the tokens: its time per token is twice the usual at any time."""
+    fault = PlantedFault("column", rank=3, factor=4.0, cause="comp", windows=(4, 8))
+    matrices, speeds_N = generate(SyntheticJob(num_ranks=N, num_windows=14, faults=(fault,))), np.ones(N)
+    matrices.recv_tokens_WNN[:, 3] /= 2
+    slow = []
+    for num in range(2, 15):
+        speeds_N = rank_speeds(Report.from_matrices(matrices.first(num)), speeds_N)
+        assert (others(speeds_N, 3) == 1.0).all()
+        slow += [num] if speeds_N[3] < 1.0 else []
+    assert set(range(6, 9)) <= set(slow) and slow[-1] < 14, slow
+
+
 def test_an_old_finding_counts_no_longer():
     fault = PlantedFault("column", rank=3, factor=4.0, cause="comm", windows=(0, 9))
     assert rank_speeds(report(fault, num_windows=60)).tolist() == [1.0] * N
