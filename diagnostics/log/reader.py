@@ -11,7 +11,7 @@ from pathlib import Path
 from .events import ExpertRows, WindowRecord
 from .files import MOST_LINE_BYTES, UNKNOWN, LogFile
 from .index import LogIndex, LogRun
-from .typed_line import read_line
+from .line import read_line
 from .window_ranges import WindowRanges
 
 _MOST_PROBLEMS = 20  # of a file that are listed one by one

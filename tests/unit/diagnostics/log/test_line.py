@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 from eprt.diagnostics import ExpertRows, WindowRecord, read_log
-from eprt.diagnostics.log import typed_line
+from eprt.diagnostics.log import line as line_module
+from eprt.diagnostics.log.line import read_line
 from eprt.diagnostics.log.standing import LoggedProcess, Standing
-from eprt.diagnostics.log.typed_line import read_line
+from eprt.diagnostics.log.typed_line import decode_line
 
 from tests.unit.diagnostics.cases import add_line, record, synthetic_records, write_records
 
@@ -37,7 +38,7 @@ def long_way(line: bytes) -> WindowRecord:
 @pytest.mark.parametrize("one", [FULL, record(), record(num_calls=0), *synthetic_records(3, 2)])
 def test_what_is_written_is_read_the_short_way_and_each_number_keeps_its_type(one):
     line = one.to_line().encode()
-    assert typed_line._decode is not None and typed_line._decode(line) == one
+    assert decode_line(line) == one
     assert read_line(line) == one and repr(read_line(line)) == repr(long_way(line))
 
 
@@ -104,7 +105,7 @@ def test_without_msgspec_a_log_is_read_all_the_same(tmp_path, monkeypatch):
     write_records(tmp_path, records)
     add_line(tmp_path, 1, LINE.replace("[6000.0,", "[NaN,"))
     fast = read_log(tmp_path)
-    monkeypatch.setattr(typed_line, "_decode", None)
+    monkeypatch.setattr(line_module, "decode_line", lambda line: None)
     assert read_log(tmp_path) == fast and len(fast.records) == len(records) and len(fast.problems) == 1
 
 
