@@ -19,15 +19,18 @@ class HybridRunner:
         self.layers = self.layout.layers(memory_PB)
         self._free = list(range(num_pages))
 
-    def log_probs(self, tokens: Tensor, chunk: int = 10**9) -> Tensor:
-        """fp32 [tokens, V] of a request that begins with these tokens."""
+    def log_probs(self, tokens: Tensor, chunk: int = 10**9, lost: int = 0) -> Tensor:
+        """fp32 [tokens, V] of a request that begins with these tokens. lost: before each chunk so many tokens from its
+        first on are computed, and the step is thrown away."""
         with torch.inference_mode():
-            return torch.cat([part.log_softmax(-1) for part in self._run_chunks(tokens, chunk)])
+            return torch.cat([part.log_softmax(-1) for part in self._run_chunks(tokens, chunk, lost)])
 
-    def _run_chunks(self, tokens: Tensor, chunk: int):
+    def _run_chunks(self, tokens: Tensor, chunk: int, lost: int):
         tail_BF = self._take_pages(self.layout.tail.num_pages)
         table_BP = self._take_pages(-(-len(tokens) // PAGE_TOKENS))
         for start in range(0, len(tokens), chunk):
+            if lost:
+                self.model.forward(_batch(tokens[start : start + lost], start, table_BP, tail_BF), self.layers)
             part = tokens[start : start + chunk]
             yield self.model.forward(_batch(part, start, table_BP, tail_BF), self.layers)
 

@@ -15,6 +15,7 @@ from eprt.layers.batch import ForwardBatch
 from eprt.layers.compressed_attention import CompressedAttention
 from eprt.layers.hybrid_cache import LayerPages
 from eprt.layers.hyper_connections import HyperConnection, StreamHead
+from eprt.layers.kept_tails import KeptTails
 from eprt.layers.lanes import Lanes
 from eprt.layers.layer_step import Microbatch
 from eprt.layers.linear import Linear
@@ -80,7 +81,11 @@ class StreamMtpLayer:
 
 
 class DeepseekV4Model(DeepseekModel):
-    """hidden states between steps are the streams, [T, M, H]. Batch-invariant."""
+    """hidden states between steps are the streams, [T, M, H]. Batch-invariant.
+
+    kept_tails: where steps may be thrown away and computed again. The MTP layer's rings are not among them: what it
+    drafts is checked.
+    """
 
     def __init__(
         self,
@@ -92,9 +97,10 @@ class DeepseekV4Model(DeepseekModel):
         lm_head: Linear,
         exchange: Exchange,
         mtp: StreamMtpLayer | None = None,
+        kept_tails: KeptTails | None = None,
     ):
         super().__init__(config, embed_VH, layers, norm, lm_head, exchange, mtp)
-        self.stream_mtp = mtp
+        self.stream_mtp, self.kept_tails = mtp, kept_tails
         assert config.v4 is not None
         self.head, self.num_streams = head, config.v4.hc_mult
 
@@ -115,5 +121,7 @@ class DeepseekV4Model(DeepseekModel):
         return self.norm(self.head(streams_XMH))
 
     def _run_layers(self, batch: ForwardBatch, cache_L: Sequence[Any]) -> Tensor:
+        if self.kept_tails is not None:
+            self.kept_tails.begin(batch, cache_L)
         streams_TMH = self._embed(batch).unsqueeze(1).repeat(1, self.num_streams, 1)
         return run_layers(self.layers, streams_TMH, batch, cache_L, self.lanes)

@@ -11,6 +11,7 @@ from eprt.layers.compressed_attention import CompressedAttention, CompressedAtte
 from eprt.layers.compressor import Compressor, CompressorWeights
 from eprt.layers.entry_indexer import EntryIndexer
 from eprt.layers.hyper_connections import HyperConnection, StreamHead, StreamWeights
+from eprt.layers.kept_tails import KeptTails
 from eprt.layers.linear import JoinedLinear, Linear, as_format, plain_weight
 from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
@@ -46,7 +47,8 @@ class V4Builder(ModelBuilder):
         head, norm = self.stream_head(""), self.norm("norm.weight", c.rms_norm_eps)
         mtp = self.stream_mtp_layer(c.num_hidden_layers) if self.mtp else None
         lm_head = Linear(Weight(self.read("head.weight")))
-        return DeepseekV4Model(c, embed_VH, layers, head, norm, lm_head, self.exchange, mtp)
+        kept_tails = KeptTails(self.engine.num_speculative_tokens) if self.group.size > 1 else None
+        return DeepseekV4Model(c, embed_VH, layers, head, norm, lm_head, self.exchange, mtp, kept_tails)
 
     def stream_mtp_layer(self, layer_idx: int) -> StreamMtpLayer:
         """Its embedding and head are the model's own."""

@@ -15,6 +15,7 @@ from eprt.layers.compressed_attention import CompressedAttention
 from eprt.layers.compressor import Compressor
 from eprt.layers.entry_indexer import EntryIndexer
 from eprt.layers.hyper_connections import StreamMix
+from eprt.layers.kept_tails import KeptTails
 from eprt.layers.rope import cos_sin_table
 from eprt.models.loader import load_model
 from eprt.ops.elementwise import Rotation
@@ -61,6 +62,18 @@ def test_not_a_bit_depends_on_the_chunk(golden):
     for chunk in (1, 37, 129):
         num = 140 if chunk == 1 else 300
         assert torch.equal(HybridRunner(model).log_probs(golden[2][:num], chunk), whole[:num])
+
+
+@pytest.mark.parametrize("lost", [1, 50, 200])
+def test_not_a_bit_depends_on_chunks_that_were_thrown_away(golden, lost):
+    """Where ranks may be lost, tails go back to what they were; else the first 127 tokens read other windows."""
+    model = load(golden[1])
+    whole = HybridRunner(model).log_probs(golden[2])
+    if lost > 1:
+        assert not torch.equal(HybridRunner(model).log_probs(golden[2], 90, lost), whole)
+    model.kept_tails = KeptTails(0)
+    for chunk in (90, 37):
+        assert torch.equal(HybridRunner(model).log_probs(golden[2], chunk, lost), whole)
 
 
 def run_engine(engine: Engine, prompts: list[list[int]], **params: Any) -> list[Any]:
