@@ -25,6 +25,14 @@ class HybridRunner:
         with torch.inference_mode():
             return torch.cat([part.log_softmax(-1) for part in self._run_chunks(tokens, chunk, lost)])
 
+    def end_of_context(self, tokens: Tensor, end: int) -> Tensor:
+        """Logits [tokens, V] of a chunk that ends before this position, behind whatever is in the pages."""
+        num_tail, num_pages = self.layout.tail.num_pages, -(-end // PAGE_TOKENS)
+        tail_BF = torch.arange(num_tail, dtype=torch.int32)[None]
+        table_BP = torch.arange(num_tail, num_tail + num_pages, dtype=torch.int32)[None]
+        with torch.inference_mode():
+            return self.model.forward(_batch(tokens, end - len(tokens), table_BP, tail_BF), self.layers)
+
     def _run_chunks(self, tokens: Tensor, chunk: int, lost: int):
         tail_BF = self._take_pages(self.layout.tail.num_pages)
         table_BP = self._take_pages(-(-len(tokens) // PAGE_TOKENS))
