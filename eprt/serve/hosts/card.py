@@ -9,27 +9,31 @@ import eprt
 from eprt import env
 from eprt.ep.group.liveness import process_domain
 from eprt.ep.wire.options import WireOptions
+from eprt.serve.fingerprint import fingerprint
 from eprt.serve.hosts.messages import HostCard
-from eprt.serve.options import SECRET_FLAGS, ServeOptions, common_flags
-from eprt.serve.ranks.join_door import fingerprint
+from eprt.serve.options import SECRET_FLAGS, OptionError, ServeOptions, common_flags
 
 _VARIABLES = ("EPRT_RANKS_PER_NODE",)
 
 
 def host_card(options: ServeOptions, key: str) -> HostCard:
-    """This host's. key: hides secrets that must be equal."""
+    """This host's. key: hides secrets that must be equal. OptionError where the checkpoint cannot be read."""
     flags = {name: _shown(value) for name, value in common_flags(options).items()}
     for name in SECRET_FLAGS:
         if flags[name]:
             flags[name] = hmac.new(key.encode(), flags[name].encode(), hashlib.sha256).hexdigest()
     del flags["-n"], flags["--nnodes"]  # fields of their own
     flags |= {name: _shown(env.get(name)) for name in _VARIABLES}
+    try:
+        model = fingerprint(options.engine.model_dir)
+    except OSError as error:
+        raise OptionError(f"--model {options.engine.model_dir}: cannot be read: {error.strerror or error}") from None
     return HostCard(
         node=options.node_rank,
         name=socket.gethostname(),
         nnodes=options.nnodes,
         num_ranks=options.num_ranks or 1,
-        model=fingerprint(options.engine.model_dir),
+        model=model,
         memory=process_domain(),
         flags=flags,
         secrets=frozenset(SECRET_FLAGS),

@@ -1,13 +1,14 @@
 """What a host says of itself, and each reason for which it does not fit."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 import eprt
 from eprt.config import EngineConfig
 from eprt.serve.hosts.card import greeting, host_card, misfit, other_version
-from eprt.serve.options import ServeOptions
+from eprt.serve.options import OptionError, ServeOptions
 from tests.unit.cases import MODEL
 from tests.unit.serve.hosts.cases import CARD, card
 
@@ -64,3 +65,8 @@ def test_another_version_is_refused_before_its_messages_are_read():
         told == f"host 1 (b) runs eprt 9.9, host 0 runs eprt {eprt.__version__}; install the same version on all hosts"
     )
     assert other_version({}) is not None
+
+
+def test_a_checkpoint_that_cannot_be_read(tmp_path):
+    with pytest.raises(OptionError, match=rf"--model {tmp_path}: cannot be read: No such file"):
+        host_card(replace(options(), engine=EngineConfig(model_dir=str(tmp_path))), "key")
