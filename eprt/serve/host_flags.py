@@ -13,16 +13,16 @@ _ANY_ADDRESS = ("0.0.0.0", "::", "")
 def add_host_flags(group: argparse._ArgumentGroup) -> None:
     """Where they are not given, nnodes and node_rank are None."""
     add = group.add_argument
-    text = "hosts, on each of which this command is given with its own --node-rank; -n is of each host"
+    text = "number of hosts; run this command on each of them, with its own --node-rank; -n is the ranks of each host"
     add("--nnodes", type=int, metavar="N", help=text)
-    add("--node-rank", type=int, metavar="R", help="of this host, from 0; host 0 has the HTTP port")
-    text = "an address of host 0 that all hosts reach, with a free port; off loopback EPRT_GROUP_KEY must be set"
+    add("--node-rank", type=int, metavar="R", help="number of this host, from 0; host 0 has the HTTP port")
+    text = "address of host 0 that all hosts reach, with a free port; unless it is loopback, EPRT_GROUP_KEY must be set"
     add("--dist-init-addr", metavar="HOST:PORT", help=text)
     default = ServeOptions.dist_timeout_s
-    text = f"seconds within which all hosts must have come, default {default:g}"
+    text = f"seconds within which all hosts must connect, default {default:g}"
     add("--dist-timeout", dest="dist_timeout_s", type=float, default=default, metavar="S", help=text)
-    text = "what carries tokens between nodes, as tcp:threads=2 or paced:gbps=25 (docs/wire.md), default tcp; on one "
-    text += "host: ranks do as if they spanned hosts, with EPRT_RANKS_PER_NODE"
+    text = "transport between nodes, such as tcp:threads=2 or paced:gbps=25 (docs/wire.md), default tcp; on one host "
+    text += "with EPRT_RANKS_PER_NODE, ranks use it as if they spanned hosts"
     add("--wire", metavar="WIRE", help=text)
 
 
