@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eprt.kv.reader import CachePart, PageSource
+from eprt.kv.page_server import PageServer
+from eprt.kv.reader import CachePart, PageSource, this_host
 from eprt.ops import native
 
 
@@ -19,7 +20,8 @@ class CachePages:
         self._parts: list[CachePart] = []
         self.bytes_LPB: list[np.ndarray] = []  # uint8 [layers, pages, bytes] of each part
         self._addresses: list[int] = []  # where each part begins: asking numpy for each page takes as long as its sum
-        self._owner = f"{os.getpid()}-{os.urandom(8).hex()}"
+        self._owner = f"{os.getpid()}-{os.urandom(16).hex()}"
+        self._reader, self._server = "memory", None  # for other hosts
         self._ops = native.load()
 
     def allocate_part(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -34,9 +36,21 @@ class CachePages:
         self._parts.append(CachePart(fd, bytes_LPB.shape))
         return part.view(dtype).view(*shape)
 
+    def open_to_hosts(self, host: str, reader: str) -> None:
+        """From now on other hosts can read the pages, too. host: the address of this one at which they come; reader:
+        one of FAR_READERS. OSError where the address cannot be had, ValueError where the reader cannot run here."""
+        agent = None
+        if reader == "nixl":
+            from eprt.kv.nixl import NixlPages
+
+            agent = NixlPages(self.bytes_LPB)
+        self._server = PageServer(self.bytes_LPB, host, self._owner, agent)
+        self._reader = reader
+
     @property
     def source(self) -> PageSource:
-        return PageSource("memory", self._owner, os.getpid(), tuple(self._parts))
+        address = None if self._server is None else ("", self._server.port)
+        return PageSource(self._reader, self._owner, os.getpid(), tuple(self._parts), this_host(), address)
 
     @property
     def num_bytes(self) -> int:

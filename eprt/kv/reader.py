@@ -4,15 +4,23 @@ The owner of the memory that is written is the one who copies: whatever becomes 
 rank's pages. Imports no torch, so that the process that serves HTTP can pass sources on. Knows nothing of requests.
 """
 
+import functools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
 # name -> module:class, imported when a source names it
-_READERS = {"memory": "eprt.kv.memory:MemoryReader"}
+_READERS = {
+    "memory": "eprt.kv.memory:MemoryReader",
+    "nixl": "eprt.kv.nixl:NixlReader",
+    "tcp": "eprt.kv.tcp:TcpReader",
+}
+FAR_READERS = ("tcp", "nixl")  # that reach other hosts
 
 
 class CachePart(msgspec.Struct, frozen=True):
@@ -29,10 +37,13 @@ class CachePart(msgspec.Struct, frozen=True):
 class PageSource(msgspec.Struct, frozen=True):
     """One rank's cache, as others can read it."""
 
-    reader: str  # a name of _READERS
-    owner: str  # of this process and no other, whatever became of it
+    reader: str  # for other hosts, a name of _READERS; "memory": they cannot read it
+    owner: str  # of this process and no other, whatever became of it; who knows it may read the pages
     pid: int
     parts: tuple[CachePart, ...]  # a page has its place in all of them
+    host: str = ""  # this_host() of the process
+    # Where its PageServer listens; a host of "" stands for the one at which whoever reads has found the server.
+    address: tuple[str, int] | None = None
 
     def fits(self, other: "PageSource") -> bool:
         """Whether pages of one can be pages of the other."""
@@ -67,9 +78,21 @@ def check_pages(pages: Sequence[int], num_pages: int) -> None:
         raise ValueError(f"the pages {min(pages)}..{max(pages)} are not in a cache of {num_pages}")
 
 
+@functools.cache
+def this_host() -> str:
+    """Equal in processes that can map each other's memory: of one kernel, one set of processes, and one user."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.geteuid()}"
+
+
 def open_reader(source: PageSource) -> PageReader:
-    """ValueError for a reader that this version does not have; OSError where the source is gone."""
-    if source.reader not in _READERS:
-        raise ValueError(f"no reader is called {source.reader!r}; there are {', '.join(sorted(_READERS))}")
-    module, _, name = _READERS[source.reader].partition(":")
+    """ValueError for a reader that this version does not have, and for memory of another host; OSError where the source
+    is gone."""
+    is_here = source.host == this_host()
+    reader = "memory" if is_here else source.reader
+    if reader not in _READERS:
+        raise ValueError(f"no reader is called {reader!r}; there are {', '.join(sorted(_READERS))}")
+    if reader == "memory" and not is_here:
+        raise ValueError(f"the pages of process {source.pid} lie in the memory of another host, or of another user")
+    module, _, name = _READERS[reader].partition(":")
     return getattr(import_module(module), name)(source)

@@ -30,6 +30,7 @@ from eprt.serve.http.api import REQUEST_LOG, Api
 from eprt.serve.http.connection import Connection, raise_descriptor_limit
 from eprt.serve.http.origins import with_origins
 from eprt.serve.http.traffic import Traffic
+from eprt.serve.instances.far_joins import FarJoins
 from eprt.serve.instances.fleet import Fleet
 from eprt.serve.instances.instance import Instance
 from eprt.serve.instances.metrics import InstanceCollector
@@ -129,6 +130,7 @@ class Frontend:
         fleet = Fleet(config, metrics, on_drain=self.drain)
         fleet.on_instance.append(self._serve_instance)
         fleet.on_left.append(lambda instance: self._groups.pop(instance.name.name).end())
+        fleet.far_joins = FarJoins(config) if options.join_address is not None else None
         fleet.starter = InstanceStarter(options, self._url(), self._http.getsockname()[1])
         self._scaler = Scaler(fleet, options) if options.scale != "off" else None
         for collector in (InstanceCollector(fleet, options), ScaleCollector(self._scaler)):
@@ -188,6 +190,8 @@ class Frontend:
         name, ranks = self._options.model_name, f"{num} rank{'' if num == 1 else 's'}"
         if isinstance(self._pool, Fleet):
             print_line(f"eprt instances: {', '.join(map(str, self._pool.living))}", sys.stdout)
+            if self._pool.far_joins is not None:
+                print_line(f"eprt instances of other hosts: port {self._pool.far_joins.port}", sys.stdout)
         url = self._url()
         print_line(f"eprt serving {name} on {url}, {ranks}", sys.stdout)
         tell_service_manager(f"serving {name} on {url}, {ranks}", "READY=1")

@@ -2,6 +2,7 @@
 
 import argparse
 
+from eprt.kv.reader import FAR_READERS
 from eprt.serve.options import MOST_RANKS, OptionError, ServeOptions
 from eprt.serve.start_command import check_command
 
@@ -14,6 +15,8 @@ _DETAILS = {
     "handoff_timeout_s": "--handoff-timeout",
     "decode_balance": "--decode-balance",
     "start_instance_command": "--start-instance-command",
+    "join_address": "--join-address",
+    "page_reader": "--page-reader",
 }
 
 
@@ -47,6 +50,11 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
     text = "command that starts one more instance, such as 'systemctl start eprt@{role}'; its words may have {role}, "
     text += "{ranks} and {url}; default: this server's launcher starts it"
     add("--start-instance-command", metavar="COMMAND", help=text)
+    text = "an address of this host, and a port (0: any), at which ranks of instances of other hosts connect (0.0.0.0 "
+    text += "for all addresses); default: only instances of this host can join"
+    add("--join-address", metavar="HOST:PORT", help=text)
+    text = "how hosts read each other's KV pages: tcp (default) or nixl, which needs the extra nixl on all hosts"
+    add("--page-reader", metavar="NAME", help=text)
 
 
 def check_instances(args: argparse.Namespace) -> None:
@@ -87,10 +95,22 @@ def _check_numbers(args: argparse.Namespace) -> None:
             check_command(args.start_instance_command)
         except ValueError as error:
             raise OptionError(f"--start-instance-command {error}") from None
+    if args.page_reader not in FAR_READERS:
+        raise OptionError(f"--page-reader {args.page_reader}: must be {' or '.join(FAR_READERS)}")
+    if args.join_address is not None:
+        args.join_address = _parse_address(args.join_address)
     if args.decode_balance not in BALANCES:
         raise OptionError(
             f"--decode-balance {args.decode_balance}: must be {', '.join(BALANCES[:-1])} or {BALANCES[-1]}"
         )
+
+
+def _parse_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise OptionError(f"--join-address {text}: write HOST:PORT, an address of this host and a port; 0: any port")
+    return host, int(port)
 
 
 def _check_others(args: argparse.Namespace) -> None:

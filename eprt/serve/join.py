@@ -26,6 +26,7 @@ import eprt
 from eprt import env
 from eprt.ep.group.host_board import HostBoard
 from eprt.serve.errors import print_line
+from eprt.serve.far_join import ask_server, is_of_this_host
 from eprt.serve.fingerprint import fingerprint
 from eprt.serve.model_source import find_model_dir
 from eprt.serve.options import ROLES, RankConfig
@@ -92,7 +93,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _check_numbers(arguments)
         if arguments.role is not None:
-            instance = _join_instance(arguments.url, arguments.role, arguments.num_ranks or 1, arguments.model)
+            given = arguments.url, arguments.role, arguments.num_ranks or 1, arguments.model
+            instance = _join_instance(*given) if is_of_this_host(arguments.url) else _join_from_afar(*given, key)
             print_line(f"eprt: instance {instance} joins {arguments.url}", sys.stdout)
             return _wait(instance, lambda: _retire_instance(arguments.url, str(instance), key))
         process, rank = _join(arguments.url, arguments.rank, arguments.model)
@@ -126,12 +128,38 @@ def _join_instance(url: str, role: str, num_ranks: int, model_dir: str | None) -
     request = JoinRequest(None, eprt.__version__, None, role, num_ranks)
     with _ask(url, request, model_dir) as (sock, config, _, model_dir):
         board = HostBoard.create(num_ranks)
-        config = msgspec.structs.replace(_config(config, board.fd, model_dir), launcher_pid=os.getpid())
+        config = _config(config, board.fd, model_dir)
         with contextlib.suppress(OSError):
             send_line(sock, JoinedProcess(os.getpid()))
+    return _start_instance(config, board)
+
+
+def _join_from_afar(url: str, role: str, num_ranks: int, model_dir: str | None, key: str | None) -> JoinedInstance:
+    """The server is on another host."""
+    try:
+        config = ask_server(url, role, num_ranks, model_dir and _checked_dir(model_dir), key)
+    except ValueError as error:
+        raise JoinError(str(error)) from None
+    board = HostBoard.create(num_ranks)
+    return _start_instance(msgspec.structs.replace(config, board_fd=board.fd), board)
+
+
+def _start_instance(config: RankConfig, board: HostBoard) -> JoinedInstance:
+    config = msgspec.structs.replace(config, launcher_pid=os.getpid())
     slots = RankSlots(config, board)
     slots.start_all()
     return JoinedInstance(config, slots)
+
+
+def _checked_dir(model_dir: str) -> str:
+    """Of --model, absolute: the rank may be in another directory."""
+    try:
+        found = os.path.abspath(find_model_dir(model_dir))
+    except ValueError as error:
+        raise JoinError(str(error)) from None
+    if not (Path(found) / "config.json").is_file():
+        raise JoinError(f"--model {found}: has no config.json")
+    return found
 
 
 @contextlib.contextmanager
@@ -143,13 +171,7 @@ def _ask(
     if port is None:
         raise JoinError(f"{url}: give the server's URL with its port, as http://127.0.0.1:8000")
     if model_dir is not None:
-        try:
-            model_dir = os.path.abspath(find_model_dir(model_dir))  # the rank may be in another directory
-        except ValueError as error:
-            raise JoinError(str(error)) from None
-        if not (Path(model_dir) / "config.json").is_file():
-            raise JoinError(f"--model {model_dir}: has no config.json")
-    if model_dir is not None:
+        model_dir = _checked_dir(model_dir)
         request = msgspec.structs.replace(request, model=fingerprint(model_dir))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:

@@ -79,6 +79,8 @@ class ServeOptions:
     # A decode instance computes a prompt itself where its prefix cache lacks no more tokens than this.
     local_prefill_tokens: int = 256
     handoff_timeout_s: float = 30.0  # how long pages are held; then the decode instance computes them itself
+    join_address: tuple[str, int] | None = None  # where ranks of other hosts connect; None: none can; port 0: any
+    page_reader: str = "tcp"  # by which hosts read each other's pages (kv/reader.py)
     tiers: tuple[Tier, ...] = ()  # of service, in the order in which they go first; empty: all requests are alike
     default_tier: str = ""  # of requests that name none; "": the last
     start_instance_command: str | None = None  # what starts a further instance; None: the launcher

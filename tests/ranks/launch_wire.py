@@ -28,9 +28,9 @@ _PRIVATE = [
     for folder in ("/dev/shm", "/tmp")
     if not any(Path(place).resolve().is_relative_to(folder) for place in (ROOT, sys.prefix))
 ]
-_ISOLATED = "".join(f"mount -t tmpfs none {folder} && " for folder in _PRIVATE)
-_ISOLATED += 'echo "$0" > /proc/sys/kernel/hostname && "$@"; exit $?'
-_UNSHARE = ["unshare", "--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+ISOLATED = "".join(f"mount -t tmpfs none {folder} && " for folder in _PRIVATE)
+ISOLATED += 'echo "$0" > /proc/sys/kernel/hostname && "$@"; exit $?'
+UNSHARE = ["unshare", "--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def free_port() -> int:
@@ -80,7 +80,7 @@ def run_wire_ranks(num_ranks: int, target: str, *, timeout_s: float = 600, **opt
 
 def why_no_namespaces() -> str | None:
     """Why two hosts cannot be made of namespaces here; None where they can."""
-    trial = [*_UNSHARE, "--net", "sh", "-c", _ISOLATED, "trial"]
+    trial = [*UNSHARE, "--net", "sh", "-c", ISOLATED, "trial"]
     try:
         done = subprocess.run([*trial, "ip", "link"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
@@ -107,7 +107,7 @@ def two_hosts() -> Iterator[tuple[list[str], list[list[str]]]]:
             ip("-n", space, "addr", "add", f"{address}/24", "dev", card)
             ip("-n", space, "link", "set", card, "up")
             ip("-n", space, "link", "set", "lo", "up")
-        apart = [*_UNSHARE, "sh", "-c", _ISOLATED]
+        apart = [*UNSHARE, "sh", "-c", ISOLATED]
         yield addresses, [["ip", "netns", "exec", space, *apart, f"host-{i}"] for i, space in enumerate(spaces)]
     finally:
         for space in spaces:

@@ -1,5 +1,6 @@
 """InstanceRoutes: what operators ask of a server's instances. Knows nothing of who may ask (entrance.py)."""
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -8,6 +9,7 @@ from eprt.serve.errors import ApiError, invalid, quoted, shortened, unsupported
 from eprt.serve.http.bodies import Bodies
 from eprt.serve.http.responses import JsonResponse
 from eprt.serve.instances.document import instances_document
+from eprt.serve.instances.far_joins import FarJoinRequest
 from eprt.serve.instances.fleet import Fleet
 from eprt.serve.openai.parsing import given_fields
 from eprt.serve.options import MOST_RANKS, ROLES
@@ -23,6 +25,7 @@ class InstanceRoutes:
     def make_routes(self) -> list[Route]:
         return [
             Route("/v1/eprt/instances", self.instances, methods=["GET", "POST"]),
+            Route("/v1/eprt/instances/join", self.join, methods=["POST"]),
             Route("/v1/eprt/instances/{instance:str}", self.retire_instance, methods=["DELETE"]),
         ]
 
@@ -35,6 +38,12 @@ class InstanceRoutes:
             return JsonResponse(instances_document(fleet), status_code=202)
         return JsonResponse(instances_document(fleet))
 
+    async def join(self, request: Request) -> Response:
+        """What `eprt join` of another host asks: a name, and where its ranks connect."""
+        fleet = self._fleet()
+        async with self._bodies.read(request) as body:
+            return Response(msgspec.json.encode(fleet.invite(parse_join(body))), media_type="application/json")
+
     def _fleet(self) -> Fleet:
         if isinstance(self._pool, Fleet):
             return self._pool
@@ -46,6 +55,19 @@ class InstanceRoutes:
         fleet = self._fleet()
         fleet.retire_instance(request.path_params["instance"])
         return JsonResponse(instances_document(fleet), status_code=202)
+
+
+def parse_join(body: bytes) -> FarJoinRequest:
+    """ApiError for what `eprt join` does not send."""
+    try:
+        asked = msgspec.json.decode(body, type=FarJoinRequest)
+    except msgspec.MsgspecError as error:
+        raise ApiError(400, f"the body is not what `eprt join` sends: {error}", code="invalid_value") from None
+    if asked.role not in ROLES:
+        raise invalid("role", f"role={quoted(asked.role)}: must be {' or '.join(ROLES)}")
+    if not 1 <= asked.ranks <= _MOST_RANKS:
+        raise invalid("ranks", f"ranks={asked.ranks}: must be in 1..{_MOST_RANKS}")
+    return asked
 
 
 def parse_start(body: bytes) -> tuple[str, int | None]:

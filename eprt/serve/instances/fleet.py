@@ -19,8 +19,10 @@ from eprt.engine.outputs import EngineStats
 from eprt.engine.request import QueueFullError, RequestLimits
 from eprt.serve.errors import ApiError, print_line, unavailable
 from eprt.serve.instances.chooser import Chooser
+from eprt.serve.instances.far_joins import NEEDED, FarJoinAnswer, FarJoinRequest, FarJoins
 from eprt.serve.instances.handoffs import Handoffs
 from eprt.serve.instances.instance import Instance
+from eprt.serve.instances.standstill import Standstill
 from eprt.serve.instances.starter import InstanceStarter
 from eprt.serve.options import ROLES, FrontendConfig, InstanceName
 from eprt.serve.ranks import messages as msg
@@ -34,7 +36,6 @@ from eprt.serve.tiers.tier import Tier
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1  # between two looks for pages that are held for too long, and for processes that stand still
-_STOPPED_LOOKS = 6  # that must find a process stopped
 
 
 class Fleet:
@@ -50,6 +51,7 @@ class Fleet:
         self.num_lost = 0
         self.on_instance: list[Callable[[Instance], None]] = []  # called with each new one
         self.starter: InstanceStarter | None = None  # of further instances; None: nobody starts any
+        self.far_joins: FarJoins | None = None  # of instances of other hosts; None: none can come
         self.scale_document: Callable[[], dict[str, object]] | None = None  # what the planner says; None: there is none
         self.on_left: list[Callable[[Instance], None]] = []  # with each that has left
         # Called with the instance that begins a request, and its predicted time to first token: now, and if it were
@@ -60,7 +62,7 @@ class Fleet:
         self._on_drain = on_drain
         self._instance_of: dict[int, Instance] = {}  # by id() of a Rank that is connected
         self._num_made = 0
-        self._stopped_looks: dict[int, int] = {}  # by pid: how many looks in a row have found it stopped
+        self._standstill = Standstill()
         self._retiring: dict[str, asyncio.Task] = {}  # by instance
         self._seeds = random.Random(config.options.engine.seed)
         self._first_rank, first = {}, 0
@@ -71,30 +73,19 @@ class Fleet:
         """Starts taking the ranks' connections."""
         listener = socket.socket(fileno=self._config.listener_fd)
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(lambda: RankConnection(self), sock=listener)
+        self._listening = [await loop.create_server(lambda: RankConnection(self), sock=listener)]
+        if self.far_joins is not None:
+            sock = self.far_joins.sock
+            self._listening.append(await loop.create_server(lambda: RankConnection(self), sock=sock))
 
     async def watch(self) -> None:
         """Ends only by cancellation."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.handoffs.give_up_late()
-            self._give_up_stopped()
+            self._standstill.look(self.living)
             if self.starter is not None:
                 self.starter.drop_failed()
-
-    def _give_up_stopped(self) -> None:
-        """A rank that was stopped (SIGSTOP), or hangs in a step, is lost, and must not go on later."""
-        for instance in self.living:
-            for rank, evidence in instance.pool.elasticity.hung_ranks():
-                rank.kill()
-                instance.pool.lose(rank, "hangs, and is killed", evidence)
-            for rank in instance.pool.members:
-                looks = self._stopped_looks.pop(rank.pid, 0) + 1 if rank.is_stopped else 0
-                if looks >= _STOPPED_LOOKS:
-                    rank.kill()
-                    instance.pool.lose(rank, "was stopped, and is killed")
-                elif looks:
-                    self._stopped_looks[rank.pid] = looks
 
     # -- for the API --
 
@@ -190,7 +181,10 @@ class Fleet:
         rank = instance.pool.on_hello(hello, transport)
         if rank is not None:
             self._instance_of[id(rank)] = instance
-            rank.watch_process()
+            if rank.is_far:
+                rank.notice_dead_host()
+            else:
+                rank.watch_process()
         return rank
 
     def _find_instance(self, hello: msg.Hello) -> Instance | None:
@@ -235,7 +229,7 @@ class Fleet:
         if rank is not None:
             self._instance_of.pop(id(rank)).pool.on_closed(rank, is_rank0)
             rank.forget_process()
-            self._stopped_looks.pop(rank.pid, None)
+            self._standstill.forget(rank)
 
     def on_handoff(self, pool: RankPool, rank: Rank, message: msg.Held | msg.Arrived) -> None:
         instance = self._instance_of[id(rank)]
@@ -303,6 +297,13 @@ class Fleet:
         if self.starter is None:
             raise ApiError(500, f"no {role} instance was started: nobody here can", code="start_failed")
         await self.starter.start(role, num_ranks)
+
+    def invite(self, request: FarJoinRequest) -> FarJoinAnswer:
+        """An instance of another host, which wants to join. ApiError says why it cannot."""
+        self.check_open()
+        if self.far_joins is None:
+            raise ApiError(409, NEEDED, code="not_here")
+        return self.far_joins.invite(request, self.instances)
 
     def retire_instance(self, name: str) -> None:
         """Lets an instance leave once its requests have ended, or after the drain's time, moved. ApiError says why

@@ -14,6 +14,8 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from eprt.kv.reader import HeldPages
 from eprt.serve.errors import ApiError
 from eprt.serve.instances.chooser import Chooser
@@ -36,6 +38,20 @@ class Offer:
     target_rank: int
     held: HeldPages
     since_s: float = field(default_factory=time.monotonic)
+
+
+def _with_address(held: HeldPages, holder: Rank, reader: Rank) -> HeldPages:
+    """The pages, where the reader finds them: at the address at which their holder, or else the reader, came here."""
+    if held.source.address is None:
+        return held
+    if holder.is_far:
+        host, *_ = holder.transport.get_extra_info("peername")
+    elif reader.is_far:
+        host, *_ = reader.transport.get_extra_info("sockname")
+    else:
+        return held  # both are here
+    address = host, held.source.address[1]
+    return replace(held, source=replace(held.source, address=address))
 
 
 @dataclass(slots=True)
@@ -91,7 +107,8 @@ class Handoffs:
             return
         rank, request = target.pool.sequences.take_in(sequence, numbered=False)
         self.offers[request_id] = Offer(request_id, source, source_rank, target, rank, held)
-        target.pool.ranks[rank].send(msg.Adopt(request, held))
+        holder, reader = source.pool.ranks[source_rank], target.pool.ranks[rank]
+        reader.send(msg.Adopt(request, _with_address(held, holder, reader)))
 
     def _displaces(self, sequence: RunningSequence, target: Instance) -> bool:
         """Whether it must take the place of sequences of tiers behind its own. A sequence whose pages arrive waits for

@@ -114,6 +114,11 @@ class Channel:
         self.stop_reasons: list[str] = []  # signals that came and starters that ended, for the caller to remove
         self.send(hello)
 
+    @property
+    def own_host(self) -> str:
+        """The address of this host by which it has found the frontend; "" where that is on this host."""
+        return self._sock.getsockname()[0] if self._sock.family != socket.AF_UNIX else ""
+
     def catch_signals(self, signals: tuple[signal.Signals, ...]) -> None:
         """From now on these wake `receive` and are appended to `stop_reasons`, instead of what they did before."""
         # Python restarts an interrupted poll; the wake-up descriptor makes it return.

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eprt.dead_host import notice_dead_host
 from eprt.diagnostics.log.standing import Standing
 from eprt.engine.outputs import EngineStats
 from eprt.serve.ranks import messages as msg
@@ -76,6 +77,15 @@ class Rank:
         """From now on kill() and is_stopped() know the process, which must run on this host."""
         with contextlib.suppress(OSError):
             self.pidfd = os.pidfd_open(self.pid)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it came over TCP. A fleet's ranks of this host come through a unix socket."""
+        return isinstance(self.transport.get_extra_info("peername"), tuple)
+
+    def notice_dead_host(self) -> None:
+        """From now on the connection ends where its other host is gone."""
+        notice_dead_host(self.transport.get_extra_info("socket"))
 
     def kill(self) -> None:
         """A rank that hangs must not go on later: others have its place, and its memory."""

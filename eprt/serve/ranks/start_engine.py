@@ -55,6 +55,8 @@ def load(options: ServeOptions, group, channel: Channel, first_rank: int = 0):
         engine = Engine(config, group, progress=show)
     if options.max_lost_ranks:
         engine.membership.require_changeable()
+    if options.join_address is not None:
+        engine.handoff.require_cache().open_to_hosts(channel.own_host or options.join_address[0], options.page_reader)
     # Objects made by loading live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()

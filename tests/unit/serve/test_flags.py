@@ -152,6 +152,10 @@ def test_a_chat_template_of_a_file(tmp_path):
         (["--decode", "1", "--max-lost-ranks", "1"], "--max-lost-ranks 1: an instance is lost as a whole"),
         (["--decode", "1", "--inject", "slow-rank:0:2x"], "--inject slow-rank:0:2x: names a rank of one group"),
         (["--decode-ranks", "2"], "--decode-ranks 2: is of instances; give --prefill and --decode too"),
+        (["--decode", "1", "--page-reader", "fax"], "--page-reader fax: must be tcp or nixl"),
+        (["--decode", "1", "--join-address", "9000"], "--join-address 9000: write HOST:PORT"),
+        (["--decode", "1", "--join-address", "::1:99999"], "--join-address ::1:99999: write HOST:PORT"),
+        (["--join-address", "0.0.0.0:0"], "--join-address 0.0.0.0:0: is of instances"),
         (["--handoff-timeout", "3"], "--handoff-timeout 3.0: is of instances"),
     ],
 )

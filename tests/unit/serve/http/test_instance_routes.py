@@ -3,7 +3,7 @@
 import pytest
 
 from eprt.serve.errors import ApiError
-from eprt.serve.http.instance_routes import parse_start
+from eprt.serve.http.instance_routes import parse_join, parse_start
 
 
 def test_a_role_and_perhaps_a_number_of_ranks():
@@ -26,3 +26,19 @@ def test_what_cannot_be_started_is_named(body, param, words):
     with pytest.raises(ApiError) as caught:
         parse_start(body)
     assert caught.value.status == 400 and caught.value.param == param and words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        (b"{}", "is not what `eprt join` sends: "),
+        (b"[", "is not what `eprt join` sends: "),
+        (b'{"role": "chief", "ranks": 1, "version": "1", "host": "h"}', 'role="chief": must be prefill or decode'),
+        (b'{"role": "decode", "ranks": 0, "version": "1", "host": "h"}', "ranks=0: must be in 1..1024"),
+        (b'{"role": "decode", "ranks": 1, "version": "1", "host": "h", "x": 1}', "unknown field"),
+    ],
+)
+def test_what_cannot_join_is_named(body, words):
+    with pytest.raises(ApiError) as caught:
+        parse_join(body)
+    assert caught.value.status == 400 and words in caught.value.message

@@ -12,7 +12,6 @@ from eprt.serve.errors import ApiError
 from eprt.serve.instances.document import instances_document
 from eprt.serve.instances.metrics import InstanceCollector
 from eprt.serve.ranks import messages as msg
-from eprt.serve.ranks.rank import Rank
 from tests.unit.serve.instances.cases import TERMS, GivenFleet, info
 
 PARAMS = SamplingParams(seed=1, max_tokens=8)
@@ -224,24 +223,6 @@ def test_the_last_instance_stays():
             fleet.retire_instance("x")
 
     run(life)
-
-
-def test_an_instance_that_stands_still_is_lost_and_killed(monkeypatch, capsys):
-    async def life(fleet: GivenFleet) -> None:
-        stopped = fleet.given["decode-0"]
-        killed: list[Rank] = []
-        monkeypatch.setattr(Rank, "is_stopped", property(lambda rank: rank is stopped))
-        monkeypatch.setattr(Rank, "kill", lambda rank: killed.append(rank))
-        for _ in range(5):
-            fleet._give_up_stopped()
-        assert fleet.instances["decode-0"].state == "ready" and not killed, "it may go on"
-        fleet._give_up_stopped()
-        assert fleet.instances["decode-0"].state == "lost" and killed == [stopped]
-        fleet._give_up_stopped()
-        assert fleet.state == "serving" and fleet.num_lost == 1
-
-    run(life)
-    assert "decode-0, rank 0" in capsys.readouterr().err
 
 
 def test_a_tier_goes_where_its_tokens_come_in_time_and_is_refused_where_nobody_is():

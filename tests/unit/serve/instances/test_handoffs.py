@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
+from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from eprt.engine.outputs import TokenOutput
@@ -11,7 +13,7 @@ from eprt.engine.sampling_params import SamplingParams
 from eprt.serve.errors import ApiError
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.generation import Generation
-from tests.unit.serve.instances.cases import GivenFleet
+from tests.unit.serve.instances.cases import GivenFleet, held
 
 P, D, D2 = "prefill-0", "decode-0", "decode-1"
 PROMPT, PARAMS = [5, 6, 7], SamplingParams(seed=3, max_tokens=8)
@@ -242,3 +244,26 @@ def test_a_better_tier_is_computed_where_others_must_give_way():
         assert request_id not in fleet.handoffs.offers
 
     run(life, "--prefill", "1", "--decode", "1", "--tier", "max=1,9", "--tier", "base=2,9", "--max-queue", "9")
+
+
+@pytest.mark.parametrize(
+    "far, expected",
+    [((), ("", 7)), ((P,), ("10.0.0.2", 7)), ((D, D2), ("10.0.0.1", 7)), ((P, D, D2), ("10.0.0.2", 7))],
+)
+def test_pages_are_offered_at_the_address_where_their_reader_finds_them(far, expected):
+    """The holder's own, as the server sees it, or that at which the reader has found the server."""
+
+    async def life(fleet: GivenFleet) -> None:
+        places = {"peername": ("10.0.0.2", 99), "sockname": ("10.0.0.1", 99)}
+        for name in far:
+            fleet.given[name].transport = Mock(get_extra_info=places.get)
+        _, request_id = started(fleet)
+        fleet.report(P, TokenOutput(request_id, 40))
+        pages = held(1)
+        source = msgspec.structs.replace(pages.source, address=("", 7))
+        fleet.on_message(fleet.given[P], msg.Held(request_id, msgspec.structs.replace(pages, source=source)))
+        (name,) = [name for name in (D, D2) if fleet.instances[name].pool.num_sequences]
+        (adopt,) = fleet.sent(name)
+        assert adopt.held.source.address == expected
+
+    run(life)

@@ -1,0 +1,96 @@
+"""`eprt join` of another host: what it asks, and what is wrong in one line."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+from typing import ClassVar
+
+import msgspec
+import pytest
+
+from eprt.serve import far_join
+from eprt.serve.flags import parse_options
+from eprt.serve.instances.far_joins import FarJoinAnswer, FarJoinRequest
+from eprt.serve.options import RankConfig
+from eprt.serve.fingerprint import fingerprint
+from tests.unit.cases import MODEL
+
+
+def answer(model: str = "", host: str = "") -> FarJoinAnswer:
+    options = parse_options(["--model", str(MODEL), "--decode", "1"])
+    config = RankConfig(options, 0, 1, -1, "", "token", 0)
+    return FarJoinAnswer(config, host, 99, model or fingerprint(str(MODEL)))
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    answers: ClassVar[list[tuple[int, bytes]]] = []
+    asked: ClassVar[list[FarJoinRequest]] = []
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(msgspec.json.decode(body, type=FarJoinRequest))
+        status, told = self.answers.pop()
+        assert self.path == "/v1/eprt/instances/join" and self.headers["Authorization"] == "Bearer secret"
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def ask(url: str, told: bytes, status: int = 200, model_dir: str | None = None) -> RankConfig:
+    _Server.answers.append((status, told))
+    return far_join.ask_server(url, "decode", 2, model_dir, "secret")
+
+
+def test_it_is_told_where_its_ranks_connect(url):
+    assert ask(url, msgspec.json.encode(answer())).endpoint == "tcp:127.0.0.1:99", "at the URL's host"
+    assert ask(url, msgspec.json.encode(answer(host="10.0.0.7"))).endpoint == "tcp:10.0.0.7:99"
+    assert _Server.asked[-1].model is None and _Server.asked[-1].ranks == 2
+    assert ask(url, msgspec.json.encode(answer()), model_dir=str(MODEL)).options.engine.model_dir == str(MODEL)
+    assert _Server.asked[-1].model == fingerprint(str(MODEL))
+
+
+@pytest.mark.parametrize(
+    "told, status, words",
+    [
+        (msgspec.json.encode(answer(model="other")), 200, "is another model here than on the server; give its dir"),
+        (b'{"error": {"message": "only with --join-address"}}', 409, ": only with --join-address"),
+        (b"proxy", 502, "status 502: proxy"),
+        (b"{}", 200, "missing required field"),
+    ],
+)
+def test_what_is_wrong_is_told(url, told, status, words):
+    with pytest.raises(ValueError, match=words):
+        ask(url, told, status)
+
+
+def test_a_model_that_is_elsewhere_here_is_named(url, tmp_path):
+    given = answer()
+    engine = given.config.options.engine.__class__(model_dir=str(tmp_path))
+    options = given.config.options.__class__(engine=engine, model_name="m")
+    config = msgspec.structs.replace(given.config, options=options)
+    with pytest.raises(ValueError, match="is not at that place here; give its directory: --model"):
+        ask(url, msgspec.json.encode(msgspec.structs.replace(given, config=config)))
+
+
+def test_a_server_that_does_not_answer_is_named():
+    with pytest.raises(ValueError, match=r"http://127.0.0.1:1/v1/eprt/instances/join: .*refused"):
+        far_join.ask_server("http://127.0.0.1:1", "decode", 1, None, None)
+
+
+@pytest.mark.parametrize(
+    "url, is_here", [("http://127.0.0.1:1", True), ("http://[::1]:1", True), ("http://192.0.2.1:1", False)]
+)
+def test_a_host_knows_its_own_addresses(url, is_here):
+    assert far_join.is_of_this_host(url) == is_here
