@@ -1,6 +1,6 @@
 """The reader `nixl`: NVIDIA's transfer library (the extra `nixl`), which knows InfiniBand, RoCE, EFA and TCP.
 
-Ends find each other through the PageServer, whose connection also tells at once that the other process is gone. Bytes
+Ends find each other through the KVPageServer, whose connection also tells at once that the other process is gone. Bytes
 arrive in memory of this reader's own, and are copied into their pages from there: a transfer that was given up may
 write later, and must not meet pages that somebody else has by then. Knows nothing of requests.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eprt.ep.wire.handshake import receive_exactly
+from eprt.handshake import receive_exactly
 from eprt.kv.page_server import AGENT, NUMBER, PATIENCE_S
 from eprt.kv.pieces import page_pieces
 from eprt.kv.reader import PageReader, PageSource, check_pages

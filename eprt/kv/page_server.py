@@ -1,4 +1,4 @@
-"""PageServer: sends pages of this process's cache to readers on other hosts. A thread for each that has connected.
+"""KVPageServer: sends pages of this process's cache to readers on other hosts. A thread for each that has connected.
 
 A reader proves that it knows the cache's owner, which only the server and its ranks do (handshake.py); then it asks:
 
@@ -15,16 +15,12 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from eprt.ep.wire.handshake import admit, receive_exactly
-from eprt.ep.wire.meeting import keep_alive
+from eprt.dead_host import notice_dead_host
+from eprt.handshake import admit, receive_exactly
 from eprt.kv.pieces import page_pieces, send_pieces
-
-if TYPE_CHECKING:
-    from eprt.kv.nixl import NixlPages
 
 PAGES, AGENT = 0, 1
 QUESTION, NUMBER = struct.Struct("<BI"), struct.Struct("<I")
@@ -32,17 +28,17 @@ PATIENCE_S = 5.0  # for an end that should send or take something
 _LONGEST_SILENCE_S = 10 * 365 * 86400.0  # between two questions; the kernel notices a host that is gone
 
 
-class PageServer:
+class KVPageServer:
     """Serves until the process ends.
 
     Args:
         parts_LPB: of the cache.
         host: the address at which it listens; the system chooses the port.
         owner: what readers must know.
-        agent: what NIXL's readers ask for; None: there are none.
+        agent: what NIXL's readers must know (AgentDescription); None: they cannot come.
     """
 
-    def __init__(self, parts_LPB: Sequence[np.ndarray], host: str, owner: str, agent: "NixlPages | None" = None):
+    def __init__(self, parts_LPB: Sequence[np.ndarray], host: str, owner: str, agent: bytes | None = None):
         self._parts_LPB, self._key, self._agent = parts_LPB, owner.encode(), agent
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
@@ -65,7 +61,8 @@ class PageServer:
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError, ValueError):  # the reader has gone, or is none
-            keep_alive(sock)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            notice_dead_host(sock)
             admit(sock, self._key, lambda hello: None, time.monotonic() + PATIENCE_S)
             while True:
                 kind, num = QUESTION.unpack(self._receive(sock, QUESTION.size, _LONGEST_SILENCE_S))
@@ -73,8 +70,7 @@ class PageServer:
                     asked = self._receive(sock, num * NUMBER.size, PATIENCE_S)
                     self._send_pages(sock, np.frombuffer(asked, dtype="<u4").tolist())
                 elif kind == AGENT and self._agent is not None:
-                    told = self._agent.description
-                    send_pieces(sock, [memoryview(NUMBER.pack(len(told))), memoryview(told)])
+                    send_pieces(sock, [memoryview(NUMBER.pack(len(self._agent))), memoryview(self._agent)])
                 else:
                     return
 

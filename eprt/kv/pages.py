@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eprt.kv.page_server import PageServer
+from eprt.kv.page_server import KVPageServer
 from eprt.kv.reader import CachePart, PageSource, this_host
 from eprt.ops import native
 
@@ -21,7 +21,7 @@ class CachePages:
         self.bytes_LPB: list[np.ndarray] = []  # uint8 [layers, pages, bytes] of each part
         self._addresses: list[int] = []  # where each part begins: asking numpy for each page takes as long as its sum
         self._owner = f"{os.getpid()}-{os.urandom(16).hex()}"
-        self._reader, self._server = "memory", None  # for other hosts
+        self._reader, self._server, self._nixl = "memory", None, None  # for other hosts
         self._ops = native.load()
 
     def allocate_part(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -39,12 +39,12 @@ class CachePages:
     def open_to_hosts(self, host: str, reader: str) -> None:
         """From now on other hosts can read the pages, too. host: the address of this one at which they come; reader:
         one of FAR_READERS. OSError where the address cannot be had, ValueError where the reader cannot run here."""
-        agent = None
         if reader == "nixl":
             from eprt.kv.nixl import NixlPages
 
-            agent = NixlPages(self.bytes_LPB)
-        self._server = PageServer(self.bytes_LPB, host, self._owner, agent)
+            self._nixl = NixlPages(self.bytes_LPB)
+        agent = None if self._nixl is None else self._nixl.description
+        self._server = KVPageServer(self.bytes_LPB, host, self._owner, agent)
         self._reader = reader
 
     @property

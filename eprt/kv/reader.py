@@ -42,7 +42,7 @@ class PageSource(msgspec.Struct, frozen=True):
     pid: int
     parts: tuple[CachePart, ...]  # a page has its place in all of them
     host: str = ""  # this_host() of the process
-    # Where its PageServer listens; a host of "" stands for the one at which whoever reads has found the server.
+    # Where its KVPageServer listens; a host of "" stands for the one at which whoever reads has found the server.
     address: tuple[str, int] | None = None
 
     def fits(self, other: "PageSource") -> bool:

@@ -1,4 +1,4 @@
-"""The reader `tcp`: asks the PageServer of another host for pages, over one connection.
+"""The reader `tcp`: asks the KVPageServer of another host for pages, over one connection.
 
 The bytes go straight into their pages. An answer that breaks off leaves nothing behind that could be written later.
 """
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eprt.ep.wire.handshake import HandshakeError, introduce
-from eprt.ep.wire.meeting import keep_alive
+from eprt.dead_host import notice_dead_host
+from eprt.handshake import HandshakeError, introduce
 from eprt.kv.page_server import PAGES, PATIENCE_S, QUESTION
 from eprt.kv.pieces import page_pieces, receive_pieces
 from eprt.kv.reader import PageReader, PageSource, check_pages
 
 
 class PageConnection:
-    """To the PageServer of a source. OSError where that cannot be reached, or does not know the source's owner."""
+    """To the KVPageServer of a source. OSError where that cannot be reached, or does not know the source's owner."""
 
     def __init__(self, source: PageSource):
         host, port = source.address or ("", 0)
@@ -36,7 +36,8 @@ class PageConnection:
         except OSError as error:
             self.close()
             raise _unreachable(source, error) from None
-        keep_alive(self.sock)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        notice_dead_host(self.sock)
         self.sock.settimeout(PATIENCE_S)
 
     def ask(self, kind: int, pages: Sequence[int] = ()) -> None:

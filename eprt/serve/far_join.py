@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 import eprt
+from eprt.serve.fingerprint import fingerprint
 from eprt.serve.instances.far_joins import FarJoinAnswer, FarJoinRequest
 from eprt.serve.options import RankConfig
-from eprt.serve.fingerprint import fingerprint
 
 _ANSWER_S = 10.0
 
@@ -48,7 +48,7 @@ def ask_server(url: str, role: str, num_ranks: int, model_dir: str | None, api_k
     place = model_dir or config.options.engine.model_dir
     if not (Path(place) / "config.json").is_file():
         raise ValueError(f"{url}: the server's model ({place}) is not at that place here; give its directory: --model")
-    if fingerprint(place) != answer.model:
+    if answer.model not in ("", mine or fingerprint(place)):
         raise ValueError(f"{url}: {place} is another model here than on the server; give its directory: --model")
     options = replace(config.options, engine=replace(config.options.engine, model_dir=os.path.abspath(place)))
     at = answer.host or host or ""

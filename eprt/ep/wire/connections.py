@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Iterable
 
-from eprt.ep.wire.handshake import admit
 from eprt.ep.wire.meeting import connect, keep_alive, listen_for_ranks
+from eprt.handshake import admit
 
 
 class PeerConnections:

@@ -15,7 +15,7 @@ from typing import Any
 
 from eprt.dead_host import notice_dead_host
 from eprt.ep.errors import EPTimeoutError, RankLostError
-from eprt.ep.wire.handshake import HandshakeError, admit, introduce, receive_exactly
+from eprt.handshake import HandshakeError, admit, introduce, receive_exactly
 
 MAX_SET_UP_S = 3600.0  # of a set-up call while all live: one rank may still load a model
 _LENGTH = struct.Struct("<Q")

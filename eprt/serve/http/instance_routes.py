@@ -42,7 +42,8 @@ class InstanceRoutes:
         """What `eprt join` of another host asks: a name, and where its ranks connect."""
         fleet = self._fleet()
         async with self._bodies.read(request) as body:
-            return Response(msgspec.json.encode(fleet.invite(parse_join(body))), media_type="application/json")
+            answer = await fleet.invite(parse_join(body))
+        return Response(msgspec.json.encode(answer), media_type="application/json")
 
     def _fleet(self) -> Fleet:
         if isinstance(self._pool, Fleet):

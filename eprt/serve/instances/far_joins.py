@@ -7,6 +7,7 @@ are to be; then their ranks connect to a TCP port of the frontend's own.
 What connects must know the run's token, which only the answer tells. Knows nothing of HTTP.
 """
 
+import asyncio
 import os
 import re
 import socket
@@ -18,8 +19,8 @@ import msgspec
 import eprt
 from eprt import env
 from eprt.serve.errors import ApiError
+from eprt.serve.fingerprint import begin_fingerprint
 from eprt.serve.options import FrontendConfig, InstanceName, OptionError, RankConfig, ServeOptions
-from eprt.serve.fingerprint import fingerprint
 
 NEEDED = "this server takes instances of its own host only; start it with --join-address HOST:PORT to take others"
 
@@ -36,7 +37,7 @@ class FarJoinAnswer(msgspec.Struct, frozen=True):
     config: RankConfig
     host: str  # where ranks connect; "": at the host of the server's URL
     port: int
-    model: str  # fingerprint of the server's
+    model: str  # fingerprint of the server's; "": not known
 
 
 class FarJoins:
@@ -52,19 +53,19 @@ class FarJoins:
         except OSError as error:
             raise OptionError(f"--join-address {host}:{port}: cannot listen there: {error.strerror or error}") from None
         self._host = "" if host in ("0.0.0.0", "::") else host
-        self._fingerprint = ""
+        self._fingerprint = begin_fingerprint(self._options.engine.model_dir)
         self._num_given = 0
 
     @property
     def port(self) -> int:
         return self.sock.getsockname()[1]
 
-    def invite(self, request: FarJoinRequest, taken: Collection[str]) -> FarJoinAnswer:
+    async def invite(self, request: FarJoinRequest, taken: Collection[str]) -> FarJoinAnswer:
         """What the instance is to be. taken: names of others. ApiError 409 where it does not fit."""
-        mine = self._fingerprint = self._fingerprint or fingerprint(self._options.engine.model_dir)
+        mine = await asyncio.wrap_future(self._fingerprint)
         if request.version != eprt.__version__:
             raise _refused(f"the server runs eprt {eprt.__version__}, that is eprt {request.version}")
-        if request.model not in (None, mine):
+        if mine and request.model not in (None, mine):
             model = self._options.engine.model_dir
             raise _refused(f"another model than the server's ({model}): config.json or the weight files differ")
         name = self._free_name(request, taken)

@@ -298,12 +298,12 @@ class Fleet:
             raise ApiError(500, f"no {role} instance was started: nobody here can", code="start_failed")
         await self.starter.start(role, num_ranks)
 
-    def invite(self, request: FarJoinRequest) -> FarJoinAnswer:
+    async def invite(self, request: FarJoinRequest) -> FarJoinAnswer:
         """An instance of another host, which wants to join. ApiError says why it cannot."""
         self.check_open()
         if self.far_joins is None:
             raise ApiError(409, NEEDED, code="not_here")
-        return self.far_joins.invite(request, self.instances)
+        return await self.far_joins.invite(request, self.instances)
 
     def retire_instance(self, name: str) -> None:
         """Lets an instance leave once its requests have ended, or after the drain's time, moved. ApiError says why

@@ -1,4 +1,4 @@
-"""Pages read from a PageServer, by each reader that reaches other hosts: which bytes arrive, and what can go wrong."""
+"""Pages read from a KVPageServer, by each reader of other hosts: which bytes arrive, and what can go wrong."""
 
 import importlib.util
 import socket
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eprt.engine.cache_layout import allocate_kv_cache
-from eprt.kv.page_server import QUESTION, PageServer
+from eprt.kv.page_server import QUESTION, KVPageServer
 from eprt.kv.pages import CachePages
 from eprt.kv.reader import FAR_READERS, PageReader, PageSource, open_reader
 from eprt.kv.tcp import PageConnection, TcpReader
@@ -118,7 +118,9 @@ def test_a_source_that_is_gone_is_named():
 def test_an_answer_that_breaks_off_is_an_error():
     """The source is killed while it sends."""
     mine, owner = make_cache(), "1-aa"
-    server = PageServer([np.zeros((3, 9, 96), dtype=np.uint8)], "127.0.0.1", owner)  # sends less than the reader wants
+    server = KVPageServer(
+        [np.zeros((3, 9, 96), dtype=np.uint8)], "127.0.0.1", owner
+    )  # sends less than the reader wants
     parts = mine.source.parts
     source = PageSource("tcp", owner, 1, parts, "another", ("127.0.0.1", server.port))
     reader = TcpReader(source)

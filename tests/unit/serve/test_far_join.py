@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from eprt.serve import far_join
+from eprt.serve.fingerprint import fingerprint
 from eprt.serve.flags import parse_options
 from eprt.serve.instances.far_joins import FarJoinAnswer, FarJoinRequest
 from eprt.serve.options import RankConfig
-from eprt.serve.fingerprint import fingerprint
 from tests.unit.cases import MODEL
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from eprt.ep.errors import RankLostError
-from eprt.ep.wire.handshake import MAGIC, HandshakeError, admit, introduce
 from eprt.ep.wire.meeting import Meeting, connect, parse_address
+from eprt.handshake import MAGIC, HandshakeError, admit, introduce
 from tests.ranks.launch_wire import free_port
 
 PATIENCE_S = 100.0

@@ -1,5 +1,6 @@
 """Who of another host may join, and what it is told."""
 
+import asyncio
 import contextlib
 
 import msgspec
@@ -7,10 +8,10 @@ import pytest
 
 import eprt
 from eprt.serve.errors import ApiError
+from eprt.serve.fingerprint import fingerprint
 from eprt.serve.flags import parse_options
 from eprt.serve.instances.far_joins import FarJoinAnswer, FarJoinRequest, FarJoins
 from eprt.serve.options import FrontendConfig, OptionError
-from eprt.serve.fingerprint import fingerprint
 from tests.unit.cases import MODEL
 
 
@@ -26,7 +27,7 @@ def asked(**other) -> FarJoinRequest:
 def test_it_is_told_its_name_and_where_to_connect_and_no_secret_of_clients():
     joins = make_joins("0.0.0.0:0", "--api-key", "of-clients", "--admin-key", "of-admins", "--max-queue", "5")
     with contextlib.closing(joins.sock):
-        answer = joins.invite(asked(), ())
+        answer = asyncio.run(joins.invite(asked(), ()))
         assert (answer.host, answer.port, answer.model) == ("", joins.port, fingerprint(str(MODEL)))
         config = answer.config
         assert config.instance is not None and config.instance.name == "prefill-node-7-0"
@@ -35,7 +36,7 @@ def test_it_is_told_its_name_and_where_to_connect_and_no_secret_of_clients():
         told = msgspec.json.encode(answer)
         assert b"of-clients" not in told and b"of-admins" not in told
         assert msgspec.json.decode(told, type=FarJoinAnswer) == answer
-        again = joins.invite(asked(), ("prefill-node-7-1",)).config.instance
+        again = asyncio.run(joins.invite(asked(), ("prefill-node-7-1",))).config.instance
         assert again is not None and again.name == "prefill-node-7-2"
         assert again.incarnation != config.instance.incarnation
 
@@ -43,7 +44,7 @@ def test_it_is_told_its_name_and_where_to_connect_and_no_secret_of_clients():
 def test_a_given_address_is_told():
     joins = make_joins()
     with contextlib.closing(joins.sock):
-        assert joins.invite(asked(host="\u00fc"), ()).host == "127.0.0.1"
+        assert asyncio.run(joins.invite(asked(host="\u00fc"), ())).host == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_a_given_address_is_told():
 def test_who_does_not_fit_is_refused_by_name(other, words):
     joins = make_joins()
     with contextlib.closing(joins.sock), pytest.raises(ApiError, match=words) as caught:
-        joins.invite(asked(**other), ())
+        asyncio.run(joins.invite(asked(**other), ()))
     assert caught.value.status == 409
 
 
