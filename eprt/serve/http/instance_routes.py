@@ -66,8 +66,8 @@ def parse_join(body: bytes) -> FarJoinRequest:
         raise ApiError(400, f"the body is not what `eprt join` sends: {error}", code="invalid_value") from None
     if asked.role not in ROLES:
         raise invalid("role", f"role={quoted(asked.role)}: must be {' or '.join(ROLES)}")
-    if not 1 <= asked.ranks <= _MOST_RANKS:
-        raise invalid("ranks", f"ranks={asked.ranks}: must be in 1..{_MOST_RANKS}")
+    if not 1 <= asked.ranks <= MOST_RANKS:
+        raise invalid("ranks", f"ranks={asked.ranks}: must be in 1..{MOST_RANKS}")
     return asked
 
 
