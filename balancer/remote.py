@@ -9,6 +9,7 @@ import os
 import urllib.error
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -42,6 +43,13 @@ class RemoteServer:
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 10.0):
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"--url {url}: must begin with http:// or https://")
+        try:
+            parts = urlsplit(url)
+            is_address = bool(parts.hostname) and parts.port != 0 and url.isprintable() and " " not in url
+        except ValueError:
+            is_address = False
+        if not is_address:
+            raise ValueError(f"--url {url!r}: must be the address of a server, as http://127.0.0.1:8000")
         self.url, self._api_key, self._timeout_s = (
             url.rstrip("/").removesuffix("/v1"),
             api_key or _key_of_environment(),

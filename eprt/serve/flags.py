@@ -30,6 +30,7 @@ from eprt.serve.tier_flags import add_tier_flags, check_tiers
 
 _INF = float("inf")
 _MB = 1 << 20
+_MOST_MB = float(1 << 40)  # more than any disk or memory: as much as wanted
 
 
 class _Parser(argparse.ArgumentParser):
@@ -181,7 +182,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     _check_chat_template(args.chat_template, args.skip_tokenizer_init)
     try:
         read_sampling_defaults(engine)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise OptionError(str(error)) from None
     given = {field.name: vars(args)[field.name] for field in fields(ServeOptions) if field.name in vars(args)}
     # Ranks that join are started in other directories.
@@ -190,7 +191,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     given["model_aliases"] = tuple(aliases)
     given["inject"], given["allowed_origins"] = tuple(args.inject), tuple(args.allowed_origins)
     for name in ("diagnose_log_bytes", "max_body_bytes"):
-        given[name] = int(given[name] * _MB)
+        given[name] = int(min(given[name], _MOST_MB) * _MB)
     return ServeOptions(engine=engine, **given)
 
 

@@ -3,8 +3,10 @@
 Nothing is downloaded. Knows nothing of what the files hold.
 """
 
+import json
 import os
 import re
+import stat
 from pathlib import Path
 
 from eprt import env
@@ -12,10 +14,14 @@ from eprt.serve.errors import shortened
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
+# Some hundred times as many as any model has.
+_MOST = {"num_hidden_layers": 10_000, "n_routed_experts": 100_000, "num_nextn_predict_layers": 1_000}
+
 
 def find_model_dir(given: str) -> str:
     """The directory. ValueError, with the remedy, where there is none."""
     if os.path.isdir(given) or given == "":
+        _check_files(given or ".")
         return given
     if not _REPOSITORY.fullmatch(given):
         raise ValueError(f"--model {shortened(given, 300)}: no such directory")
@@ -26,6 +32,32 @@ def find_model_dir(given: str) -> str:
             f"download it with `hf download {given}`"
         )
     return str(snapshot)
+
+
+def _check_files(folder: str) -> None:
+    """ValueError for a pipe or the like, which whoever reads the model would wait for without end."""
+    try:
+        files = [file for file in os.scandir(folder) if file.name.endswith((".json", ".safetensors", ".jinja"))]
+        modes = {file.path: file.stat().st_mode for file in files if os.path.exists(file.path)}
+    except OSError as error:
+        raise ValueError(f"--model {folder}: {error.strerror}") from None
+    for path, mode in modes.items():
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ValueError(f"--model {folder}: {os.path.basename(path)} is not a regular file")
+    _check_counts(folder)
+
+
+def _check_counts(folder: str) -> None:
+    """ValueError for counts beyond all measure: to list the tensors of such a model would take all memory. Whether the
+    file can be read, and makes sense, is found out by those that read it."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    for name, most in _MOST.items() if isinstance(config, dict) else ():
+        if isinstance(config.get(name), int | float) and config[name] > most:
+            given = shortened(str(config[name]), 30)
+            raise ValueError(f"--model {folder}: config.json: {name}={given}: must be at most {most}")
 
 
 def default_name(given: str) -> str:

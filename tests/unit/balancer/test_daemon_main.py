@@ -17,6 +17,10 @@ def test_a_wrong_key_or_flag_ends_it_in_one_line(played, capsys):
     assert Daemon(RemoteServer(played.url, played.key), Controller()).poll().state == "watching"
     for arguments, words in (
         (["--url", played.url], "401: wrong or missing API key; --api-key gives the server's key"),
+        (["--url", "http://["], "--url 'http://[': must be the address of a server"),
+        (["--url", "http://a:99999"], "must be the address of a server"),
+        (["--url", "http://a b"], "must be the address of a server"),
+        (["--url", "http://"], "must be the address of a server"),
         (["--url", "localhost:8000"], "--url localhost:8000: must begin with http:// or https://"),
         (["--url", played.url, "--interval", "0"], "--interval 0.0: must be above 0"),
         (["--url", played.url, "--max-moves-per-layer", "0"], "--max-moves-per-layer 0: must be at least 1"),

@@ -36,6 +36,7 @@ from tests.unit.cases import MODEL
         (["--body-timeout", "inf"], "--body-timeout inf: must be finite and above 0"),
         (["--load-window", "inf"], "--load-window inf: must be in 0.1..86400"),
         (["--migration-timeout", "inf"], "--migration-timeout inf: must be finite and above 0"),
+        (["--generation-config", "9" * 5000], "File name too long"),
         (["--max-body-mb", "inf"], "--max-body-mb inf: must be finite and above 0"),
         (["--diagnose-log-mb", "inf"], "--diagnose-log-mb inf: must be finite and at least 1"),
         (
@@ -175,3 +176,8 @@ def test_instances_have_names_roles_and_ranks_in_order():
     assert (options.num_ranks, options.num_instances, options.engine.hands_over) == (5, 3, True)
     plain = parse_options(["--model", str(MODEL)])
     assert (plain.num_instances, plain.engine.hands_over, plain.local_prefill_tokens) == (0, False, 256)
+
+
+def test_more_than_any_disk_has_is_as_much_as_there_is():
+    options = parse_options(["--model", str(MODEL), "--max-body-mb", "1e308", "--diagnose-log-mb", "1e308"])
+    assert options.max_body_bytes == options.diagnose_log_bytes == 1 << 60
