@@ -151,5 +151,7 @@ def _explains(wide: Sighting, s: Sighting, node_of_rank_N: np.ndarray) -> bool:
         return False
     ranks = [rank for rank in (s.place.rank, s.place.src, s.place.dst) if rank is not None]
     nodes = {int(node_of_rank_N[rank]) for rank in ranks} | set(s.place.nodes)
+    if wide.place.kind == "job" and not s.is_change and s.ratio >= SOURCE * wide.ratio:
+        return False  # a rank that is late to its peers by far more than the job is slower
     is_part = s.place in wide.members or bool(nodes & set(wide.place.nodes))
     return is_part or s.place.kind == "row" or s.ratio < wide.ratio or (wide.place.kind == "job" and s.is_change)

@@ -47,6 +47,16 @@ def test_the_only_fabric_of_two_nodes():
     assert (finding.kind, finding.nodes) == ("path", (0, 1))
 
 
+def test_a_rank_that_is_far_later_than_a_slow_job_is_told_beside_it():
+    """Its column used to be taken for a part of the job: its experts compute longer than before, too."""
+    matrices = report((0,) * 8, ServingFault("job", 3.0)).matrices
+    for waits_WNN in (matrices.dispatch_us_WNN, matrices.combine_us_WNN):
+        waits_WNN[6:, :, 3] *= 14
+    matrices.compute_us_WN[6:, 3] *= 2
+    found = {(finding.kind, finding.rank) for finding in Report.from_matrices(matrices).findings}
+    assert found == {("job", None), ("column", 3)}
+
+
 def test_most_ranks_slow_is_the_job_and_the_others_are_not_early():
     job = ServingJob(16, "steady", 4)
     found = Report.of_records(play_records(job)).matrices
