@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         return arguments.run(arguments)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError, RecursionError) as error:
         print(f"eprt balance: {error}", file=sys.stderr)
         return 2
 

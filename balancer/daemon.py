@@ -6,6 +6,7 @@ nothing of terminals (daemon_main.py).
 """
 
 import time
+import zipfile
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from .trigger import Decision
 
 SCHEMA = "eprt.balancer/1"
 _FOLLOW_S = 0.5
+# Of answers that are JSON or a file of arrays, and not those of a server of eprt's.
+_OTHER_FORMS = (LookupError, TypeError, AttributeError, EOFError, MemoryError, RecursionError, zipfile.BadZipFile)
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 5.0
 
 
@@ -77,15 +80,18 @@ class Daemon:
         """Raises only PermissionError, if the server does not accept the key."""
         try:
             status = self._poll_server()
-        except (ServerUnreachableError, ServerRefusedError, ValueError) as error:
+        except (ServerUnreachableError, ServerRefusedError, ValueError, *_OTHER_FORMS) as error:
             if isinstance(error, ServerRefusedError) and error.status in (401, 403):
                 raise PermissionError(str(error)) from None
             self._retry_s = min(2 * self._retry_s or _FIRST_RETRY_S, _LONGEST_RETRY_S)
             self.pause_s = self._retry_s
-            if isinstance(error, ValueError):  # placement, load and sample do not match: fetch all of them again
+            if not isinstance(
+                error, ServerUnreachableError | ServerRefusedError
+            ):  # placement, load and sample do not match: fetch all of them again
                 self._placement = None
             state = "unreachable" if isinstance(error, ServerUnreachableError) else "refused"
-            return Status(self._server.url, state, str(error))
+            words = f"its answers have another form: {error!r}" if isinstance(error, _OTHER_FORMS) else str(error)
+            return Status(self._server.url, state, words)
         self._retry_s = 0.0
         return status
 

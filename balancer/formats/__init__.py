@@ -4,6 +4,7 @@ Each format is a module with a function from a path to a LoadFile. A new format 
 says by which file names it is recognised. The formats know nothing of each other.
 """
 
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -18,6 +19,8 @@ _BY_SUFFIX = {
     ".jsonl": json_load.read,
     ".safetensors": tensorrt_llm.read,
 }
+# What zipfile raises for damaged members, numpy for their heads, and json for what is nested without end.
+_DAMAGED = (zlib.error, NotImplementedError, RuntimeError, MemoryError, SyntaxError, tokenize.TokenError)
 
 
 def read_load(path: str | Path) -> LoadFile:
@@ -33,7 +36,7 @@ def read_load(path: str | Path) -> LoadFile:
         return _reader(path)(path)
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path}: {error}") from None
-    except (zlib.error, NotImplementedError, RuntimeError) as error:  # zipfile raises these for damaged members
+    except _DAMAGED as error:
         raise ValueError(f"{path}: damaged: {error}") from None
     except OSError as error:
         if error.filename is not None:

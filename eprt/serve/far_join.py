@@ -27,7 +27,7 @@ def is_of_this_host(url: str) -> bool:
     host = urlsplit(url).hostname or ""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
-    except OSError:
+    except (OSError, UnicodeError):
         return True
     with socket.socket(family, kind) as sock:
         try:

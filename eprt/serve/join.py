@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     key = arguments.api_key or env.admin_key()
     try:
-        _check_numbers(arguments)
+        _check_arguments(arguments)
         if arguments.role is not None:
             given = arguments.url, arguments.role, arguments.num_ranks or 1, arguments.model
             instance = _join_instance(*given) if is_of_this_host(arguments.url) else _join_from_afar(*given, key)
@@ -105,7 +105,11 @@ def main(argv: list[str] | None = None) -> int:
     return _wait(process, lambda: _retire(arguments.url, rank, key))
 
 
-def _check_numbers(arguments: argparse.Namespace) -> None:
+def _check_arguments(arguments: argparse.Namespace) -> None:
+    try:
+        _ = urlsplit(arguments.url).port
+    except ValueError as error:
+        raise JoinError(f"{arguments.url}: {error}; give the server's URL, as http://127.0.0.1:8000") from None
     if arguments.role is None and arguments.num_ranks is not None:
         raise JoinError(f"-n {arguments.num_ranks}: is of an instance; give --role too, or leave it out")
     if arguments.role is not None and arguments.rank is not None:

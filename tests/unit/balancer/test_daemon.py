@@ -73,6 +73,26 @@ def test_it_waits_for_a_server_longer_and_longer(played):
     assert status.state == "unreachable" and "no answer: " in status.news
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{}",
+        b"[]",
+        b"\xff",
+        b'{"server_id": {}}',
+        b'{"server_id": "a", "mode": [], "state": 1}',
+        b"[" * 100_000,
+        b"PK\x03\x04",
+    ],
+)
+def test_answers_of_another_form_do_not_end_it(played, raw):
+    daemon = make(played)
+    played.raw = raw
+    assert poll_states(daemon, 2) == ["refused"] * 2
+    played.raw = None
+    assert poll_states(daemon, 1) == ["watching"]
+
+
 def test_after_a_restart_everything_begins_anew(played):
     daemon = make(played)
     poll_states(daemon, 4)

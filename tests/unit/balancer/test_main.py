@@ -14,7 +14,10 @@ def test_every_subcommand_has_its_help(capsys):
     assert exit_.value.code == 2 and "command" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [ValueError("bad"), OSError("gone"), ImportError("missing")])
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("bad"), OSError("gone"), ImportError("missing"), MemoryError("2 EiB"), RecursionError("too deep")],
+)
 def test_what_cannot_be_used_is_one_line_and_status_2(error, monkeypatch, capsys):
     def fail(arguments):
         raise error

@@ -20,6 +20,9 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     [
         (["http://127.0.0.1"], "give the server's URL with its port"),
         (["http://127.0.0.1:1"], "no server of this host with --max-lost-ranks or --decode takes ranks at port 1"),
+        (["http://["], "Invalid IPv6 URL; give the server's URL"),
+        (["http://a:99999"], "Port out of range 0-65535; give the server's URL"),
+        (["http://" + "a" * 70 + ":1", "--role", "decode"], "no server of this host"),
         (["http://127.0.0.1:1", "--model", "/nowhere"], "--model /nowhere: no such directory"),
     ],
 )

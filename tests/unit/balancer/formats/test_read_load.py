@@ -1,6 +1,7 @@
 """read_load: which reader a path gets, and damage of any kind is named."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -29,6 +30,35 @@ def test_a_bad_load_file_is_named(tmp_path, capsys, name, text, message):
         read_load(tmp_path / name)
     assert main(["plan", "--load", str(tmp_path / name), "--num-gpus", "1"]) == 2
     assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000, 1000000000)}",
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (-1, 4)}",
+        b"(" * 5000,
+        b"__import__('os').abort()",
+        b"\xff" * 50,
+    ],
+)
+def test_a_damaged_head_of_an_array_is_one_line(tmp_path, capsys, head):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("load.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    for arguments in (
+        ["plan", "--load", str(tmp_path / "a.npz"), "--num-gpus", "1"],
+        ["show", str(tmp_path / "a.npz")],
+    ):
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"eprt balance: {tmp_path}/a.npz: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"physical_to_logical_map": [[9223372036854775806]], "num_gpus": 1}'])
+def test_a_placement_nobody_can_have_is_one_line(tmp_path, capsys, text):
+    (tmp_path / "a.json").write_text(text)
+    assert main(["show", str(tmp_path / "a.json"), "--num-gpus", "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_what_cannot_be_read_says_what_can(tmp_path, capsys):
