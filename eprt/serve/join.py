@@ -171,12 +171,18 @@ def _ask(
     url: str, request: JoinRequest, model_dir: str | None
 ) -> Iterator[tuple[socket.socket, RankConfig, list[int], str | None]]:
     """The door's answer, its descriptors and the model's directory. JoinError says why it does not let us in."""
-    port = urlsplit(url).port
+    try:
+        port = urlsplit(url).port
+    except ValueError:
+        port = None
     if port is None:
         raise JoinError(f"{url}: give the server's URL with its port, as http://127.0.0.1:8000")
     if model_dir is not None:
         model_dir = _checked_dir(model_dir)
-        request = msgspec.structs.replace(request, model=fingerprint(model_dir))
+        try:
+            request = msgspec.structs.replace(request, model=fingerprint(model_dir))
+        except OSError as error:
+            raise JoinError(f"--model {model_dir}: cannot be read: {error.strerror or error}") from None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
             sock.connect(door_name(port))
@@ -184,8 +190,10 @@ def _ask(
                 raise JoinError(f"{url}: the server belongs to another user")
             send_line(sock, request)
             answer, fds = receive_line(sock, JoinAnswer, max_fds=1)
-        except OSError as error:
-            why = error.strerror or error
+        except JoinError:
+            raise
+        except (OSError, ValueError) as error:
+            why = (isinstance(error, OSError) and error.strerror) or error
             raise JoinError(
                 f"{url}: no server of this host with --max-lost-ranks or --decode takes ranks at port {port} ({why})"
             ) from None

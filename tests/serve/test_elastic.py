@@ -99,6 +99,8 @@ def test_two_lost_ranks_change_no_answer():
         assert burst.wait() == undisturbed
         document = wait_lost(server.url, 1)
         assert document["view"] == 1 and [r["state"] for r in document["ranks"]] == ["ready", "ready", "gone", "ready"]
+        told = wait_until(lambda: get(f"{server.url}/v1/eprt/diagnose").json()["slots"], "the slots")
+        assert told["view"] == 1 and told["ranks"] == document["ranks"]
         refused = post(http, shuffled(http, 0))
         assert refused.status_code == 409 and refused.json()["error"]["code"] == "ranks_missing"
         burst = Burst(server.url)

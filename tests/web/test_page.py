@@ -265,9 +265,12 @@ def test_a_server_shows_what_hangs_its_instances_and_its_tiers(open_page, monkey
     path = {**hanging(5), "kind": "path", "rank": None, "nodes": [0, 1], "cause": "comm", "ratio": 4.0, "cost": None}
     path["evidence"] = "links between nodes 0 and 1 are 4x their usual"
     told = {"schema": "eprt.findings/1", "num_ranks": 8, "windows": 6}
-    source.set_findings({**told, "findings": with_mutes([hanging(5), path], [])})
+    slots = [{"rank": 0, "state": "ready", "since_s": 1.7e9}, {"rank": 2, "state": "gone", "since_s": 1.7e9}]
+    slots_told = {"view": 3, "ranks": slots}
+    source.set_findings({**told, "findings": with_mutes([hanging(5), path], []), "slots": slots_told})
     with served(source) as server:
         page = open_page(server.url)
+        assert " · view 3: rank 2 gone since " in text(page, "#status") and "rank 0" not in text(page, "#status")
         assert "Rank 5 hangs" in text(page, "#banner") and "kill -CONT 77" in text(page, "#banner")
         assert "newest window" in text(page, "#age")
         first = page.locator("#finding-list li").first.inner_text()

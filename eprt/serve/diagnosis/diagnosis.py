@@ -62,6 +62,7 @@ class Diagnosis:
         self.speeds_N = np.ones(num_ranks)  # eprt.diagnostics.rank_speeds of the latest windows
         self.silent: tuple[int, ...] = ()  # ranks that reported no call in the latest window
         self._view = 0  # number of the ranks' view in the latest window
+        self._ranks: dict[str, Any] | None = None  # eprt.ranks/1, of a server that goes on when ranks are lost
         self._mutes = None if log_dir is None else MuteFile(Path(log_dir) / FILE_NAME)
         self._mute_trouble = ""  # why the mutes cannot be read
         self._hung = False  # whether a rank held the others up when the latest window ended
@@ -79,9 +80,16 @@ class Diagnosis:
     async def watch_hangs(self, pool: RankPool) -> None:
         """Looks several times a second for a rank that holds the others up. Ends with the pool, or by cancellation."""
         while not pool.ended.is_set():
+            self._note_ranks(pool)
             if pool.ready.is_set() and not pool.roster.changing:
                 await self.look_for_hangs(pool)
             await asyncio.sleep(LOOK_S)
+
+    def _note_ranks(self, pool: RankPool) -> None:
+        ranks = pool.elasticity.document() if pool.elasticity.enabled else None
+        if ranks != self._ranks:
+            self._ranks = ranks
+            self._num_reports += 1
 
     async def look_for_hangs(self, pool: RankPool) -> None:
         """A hang that begins or ends also ends a window, so that the log tells of it. Never raises."""
@@ -279,8 +287,8 @@ class Diagnosis:
         return self._recent.records_after(since)
 
     def findings(self) -> dict[str, Any]:
-        """eprt.findings/1 over the last ten minutes of work, with four more fields: newest_window (null before the
-        first), silent_ranks, rank_speeds, mute_refusal."""
+        """eprt.findings/1 over the last ten minutes of work, with five more fields: newest_window (null before the
+        first), silent_ranks, rank_speeds, mute_refusal, slots (eprt.ranks/1; null: no rank may be lost)."""
         report = self._report
         found = with_hangs(() if report is None else report.findings, self.live_hangs())
         none = {"schema": "eprt.findings/1", "num_ranks": self._num_ranks, "windows": 0}
@@ -291,6 +299,7 @@ class Diagnosis:
             "silent_ranks": list(self.silent),
             "rank_speeds": np.round(self.speeds_N, 3).tolist(),
             "mute_refusal": self.why_read_only(),
+            "slots": self._ranks,
         }
 
 

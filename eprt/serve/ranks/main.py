@@ -110,6 +110,13 @@ def run_launched(config: RankConfig) -> int:
 
 def _join_group(config: RankConfig, channel: Channel) -> EPGroup:
     """With the ranks of other hosts, if there are any. A failure goes to the frontend, and ends this process."""
+    try:
+        return _make_group(config)
+    except Exception as error:
+        worker.fail(error, channel)
+
+
+def _make_group(config: RankConfig) -> EPGroup:
     if config.wire is None:
         assert config.board_fd is not None, "without a wire ranks share a board"
         board = HostBoard(config.board_fd, config.num_ranks)
@@ -121,10 +128,7 @@ def _join_group(config: RankConfig, channel: Channel) -> EPGroup:
     if config.wire.listener_fd is not None and config.rank == 0:
         listener = socket.socket(fileno=config.wire.listener_fd)
     wire, key = config.options.wire or "tcp", config.wire.key
-    try:
-        return WireGroup(config.wire.meeting, config.rank, config.num_ranks, wire=wire, key=key, listener=listener)
-    except Exception as error:
-        worker.fail(error, channel)
+    return WireGroup(config.wire.meeting, config.rank, config.num_ranks, wire=wire, key=key, listener=listener)
 
 
 def _other_model(config: RankConfig) -> str:

@@ -3,6 +3,7 @@
 import http.server
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from eprt.serve import join
+from tests.unit.cases import MODEL
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -19,6 +21,8 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     "arguments, words",
     [
         (["http://127.0.0.1"], "give the server's URL with its port"),
+        (["http://127.0.0.1:99999"], "http://127.0.0.1:99999: give the server's URL with its port"),
+        (["http://127.0.0.1:x"], "http://127.0.0.1:x: give the server's URL with its port"),
         (["http://127.0.0.1:1"], "no server of this host with --max-lost-ranks or --decode takes ranks at port 1"),
         (["http://["], "Invalid IPv6 URL; give the server's URL"),
         (["http://a:99999"], "Port out of range 0-65535; give the server's URL"),
@@ -30,6 +34,45 @@ def test_what_is_wrong_is_one_line(arguments, words, capsys):
     assert join.main(arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("eprt join: error: ") and words in said and said.count("\n") == 1
+
+
+@pytest.fixture
+def door(monkeypatch) -> Iterator[socket.socket]:
+    """A door at which somebody listens, and answers as a test says."""
+    name = f"\0eprt-test-join-{os.getpid()}"
+    monkeypatch.setattr(join, "door_name", lambda port: name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(name)
+        listening.listen(1)
+        yield listening
+
+
+def test_a_server_of_another_user_is_not_asked(door, monkeypatch, capsys):
+    monkeypatch.setattr(join.os, "geteuid", lambda: os.getuid() + 1)
+    assert join.main(["http://127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err == "eprt join: error: http://127.0.0.1:1: the server belongs to another user\n"
+
+
+def test_a_server_that_says_nothing_is_one_line(door, capsys):
+    def close_at_once() -> None:
+        with door.accept()[0] as sock:
+            sock.recv(1 << 16)
+
+    closing = threading.Thread(target=close_at_once)
+    closing.start()
+    assert join.main(["http://127.0.0.1:1"]) == 2
+    closing.join(60)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.startswith("eprt join: error: http://127.0.0.1:1: no server"), said
+
+
+def test_a_model_that_cannot_be_read_is_one_line(monkeypatch, capsys):
+    def fail(model_dir: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(join, "fingerprint", fail)
+    assert join.main(["http://127.0.0.1:1", "--model", str(MODEL)]) == 2
+    assert capsys.readouterr().err == f"eprt join: error: --model {MODEL}: cannot be read: Permission denied\n"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import { showInstances } from "./instances.js";
 import { listenToKeys } from "./keys.js";
 import { Matrix } from "./matrix.js";
 import { showPickers } from "./pickers.js";
-import { hangs, showPresent } from "./present.js";
+import { hangs, members, showPresent } from "./present.js";
 import { METRICS, SCALES, shown } from "./shown.js";
 import { Store } from "./store.js";
 import { startTheme } from "./theme.js";
@@ -136,7 +136,8 @@ function showState(overview) {
   const reading = progress < 1 ? ` · reading ${Math.floor(100 * progress)} %` : "";
   $("source").textContent = name;
   $("source").title = name;
-  $("status").textContent = `${count(ranks, "rank")}${nodes > 1 ? ` on ${count(nodes, "node")}` : ""}${runs > 1 ? ` · run ${run} of ${runs}` : ""}${reading}`;
+  const view = members(overview);
+  $("status").textContent = `${count(ranks, "rank")}${nodes > 1 ? ` on ${count(nodes, "node")}` : ""}${runs > 1 ? ` · run ${run} of ${runs}` : ""}${view ? ` · ${view}` : ""}${reading}`;
   $("follow").title = live ? "Follow the newest window (l)" : "Nothing has been written for a while; follow anyway (l)";
   document.title = `${overview.findings?.findings.length || ""} ${name} – eprt diagnose`.trim();
   document.body.classList.toggle("alone", ranks === 1); // no matrix: there is nobody to wait for

@@ -1,8 +1,8 @@
-// The present: who holds the others up now, and how old the newest window is.
+// The present: who holds the others up now, which ranks take part, and how old the newest window is.
 
 import { $ } from "./dom.js";
 import { sentence, title } from "./findings.js";
-import { ago } from "./format.js";
+import { ago, moment } from "./format.js";
 
 const STALE = 3; // times as long as a window without a new one
 
@@ -10,6 +10,15 @@ const STALE = 3; // times as long as a window without a new one
 export function hangs(overview) {
   const lasting = (overview?.findings?.findings ?? []).filter((finding) => finding.kind === "hang" && finding.active);
   return lasting.map((finding) => `${title(finding)}: ${sentence(finding.evidence)} ${sentence(finding.advice)}`).join(" ");
+}
+
+// Of a server that goes on when ranks are lost: its view, and the ranks that are not simply there; else "".
+export function members(overview) {
+  const slots = overview?.findings?.slots;
+  if (!slots) return "";
+  const others = slots.ranks.filter(({ state }) => state !== "ready");
+  const listed = others.map(({ rank, state, since_s: since }) => `rank ${rank} ${state} since ${moment(since)}`);
+  return `view ${slots.view}${listed.length ? `: ${listed.join(", ")}` : ""}`;
 }
 
 export function showPresent(store) {

@@ -27,6 +27,7 @@ def test_slow_rank_is_found_and_logged(tmp_path):
         "silent_ranks": [],
         "rank_speeds": [1.0] * N,
         "mute_refusal": "",
+        "slots": None,
     }
     found = close(diagnosis, *(totals(window, slow=3) for window in range(1, 6)))
     assert (found["windows"], found["newest_window"]) == (5, 4)
@@ -36,6 +37,29 @@ def test_slow_rank_is_found_and_logged(tmp_path):
     assert records[0].dispatch_wait_us[3] == pytest.approx(6000)
     expected_N = rank_speeds(Report.of_records(records))
     assert found["rank_speeds"][3] == pytest.approx(0.2) and np.allclose(found["rank_speeds"], expected_N)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_slots_of_a_server_that_goes_on_are_told_and_are_news(enabled):
+    document = {"view": 0, "ranks": [{"rank": 0, "state": "ready"}]}
+    elasticity = SimpleNamespace(enabled=enabled, document=lambda: dict(document))
+    ended, pool = asyncio.Event(), SimpleNamespace(elasticity=elasticity, ready=asyncio.Event())
+
+    async def watch(diagnosis: Diagnosis) -> tuple[int, int]:
+        watched: Any = SimpleNamespace(**vars(pool), ended=ended)
+        watching = asyncio.ensure_future(diagnosis.watch_hangs(watched))
+        await asyncio.sleep(0)
+        ended.set()
+        watching.cancel()
+        ended.clear()
+        return diagnosis.version
+
+    diagnosis = Diagnosis(N)
+    first = asyncio.run(watch(diagnosis))
+    assert diagnosis.findings()["slots"] == (document if enabled else None)
+    assert asyncio.run(watch(diagnosis)) == first, "nothing has changed"
+    document["view"] = 1
+    assert (asyncio.run(watch(diagnosis)) != first) == enabled
 
 
 def test_the_first_window_is_as_long_as_its_calls_took(tmp_path):

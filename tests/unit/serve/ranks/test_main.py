@@ -2,14 +2,16 @@
 
 import socket
 
+import msgspec
 import pytest
 
+from eprt.ep.errors import RankLostError
 from eprt.ep.group.group import EPGroup
 from eprt.serve.fingerprint import fingerprint
 from eprt.serve.flags import parse_options
 from eprt.serve.options import REFUSED, RankConfig, common_flags
 from eprt.serve.ranks import main as rank_main
-from eprt.serve.ranks.messages import Refused, pack
+from eprt.serve.ranks.messages import Fatal, Refused, ToFrontend, Unpacker, pack
 from tests.gather_group import GatherGroup
 from tests.unit.cases import MODEL
 
@@ -88,6 +90,27 @@ def test_a_rank_of_the_same_checkpoint_asks(monkeypatch, known):
     monkeypatch.setattr(rank_main, "connect", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         rank_main.run_launched(_joiner(MODEL, known))
+
+
+def test_a_rank_that_is_lost_while_the_others_meet_is_named_by_them(monkeypatch):
+    mine, frontends = socket.socketpair()
+
+    def from_host(*_, **__):
+        raise RankLostError(0, 3, 1, "set-up")
+
+    ended: list[int] = []
+    monkeypatch.setattr(rank_main, "connect", lambda *_, **__: mine)
+    monkeypatch.setattr(rank_main, "_leave_on_signals", lambda channel: None)
+    monkeypatch.setattr(EPGroup, "from_host", from_host)
+    monkeypatch.setattr(rank_main, "HostBoard", lambda fd, size: None)
+    monkeypatch.setattr("eprt.serve.ranks.worker.os._exit", lambda status: ended.append(status) or 1 / 0)
+    with mine, frontends:
+        frontends.shutdown(socket.SHUT_WR)
+        with pytest.raises(ZeroDivisionError):
+            rank_main.run_launched(msgspec.structs.replace(_joiner(MODEL, ""), joins=False))
+        _, fatal = Unpacker(ToFrontend).add_bytes(frontends.recv(1 << 16))
+    assert ended == [1] and isinstance(fatal, Fatal) and fatal.lost_rank == 1
+    assert "rank 1 died during set-up" in fatal.message and "Traceback" not in fatal.message
 
 
 def test_a_refused_process_touches_nothing_of_the_rank_that_has_its_slot(capfd, monkeypatch):
