@@ -138,6 +138,7 @@ function showState(overview) {
   $("source").title = name;
   const view = members(overview);
   $("status").textContent = `${count(ranks, "rank")}${nodes > 1 ? ` on ${count(nodes, "node")}` : ""}${runs > 1 ? ` · run ${run} of ${runs}` : ""}${view ? ` · ${view}` : ""}${reading}`;
+  $("status").title = $("status").textContent;
   $("follow").title = live ? "Follow the newest window (l)" : "Nothing has been written for a while; follow anyway (l)";
   document.title = `${overview.findings?.findings.length || ""} ${name} – eprt diagnose`.trim();
   document.body.classList.toggle("alone", ranks === 1); // no matrix: there is nobody to wait for
