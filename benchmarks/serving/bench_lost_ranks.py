@@ -15,6 +15,7 @@ With --device cuda it has a rank on each GPU of this host, and the share of toke
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -290,10 +291,10 @@ class LostRanksBench:
         family += family[0].children(recursive=True)
         ranks = [psutil.Process(rank["pid"]) for rank in await self.ranks()]
         others = [process for process in family if process not in ranks]
-        files = [os.readlink(file) for process in others + ranks for file in _descriptors(process.pid)]
+        files = [file for process in others + ranks for file in _open_files(process.pid)]
         return {
             "kv_pages": sum(rank["kv_pages_used_now"] for rank in load["ranks"]),
-            "descriptors_of_launcher_and_frontend": sum(len(_descriptors(process.pid)) for process in others),
+            "descriptors_of_launcher_and_frontend": sum(len(_open_files(process.pid)) for process in others),
             "shared_segments": sum("memfd:" in file for file in set(files)),
             "files_in_dev_shm": len(os.listdir("/dev/shm")),
             "processes": len(set(family + ranks)),
@@ -306,9 +307,13 @@ class LostRanksBench:
         await self._http.aclose()
 
 
-def _descriptors(pid: int) -> list[Path]:
-    """That still exist when they are looked at."""
-    return [file for file in Path(f"/proc/{pid}/fd").iterdir() if os.path.lexists(file)]
+def _open_files(pid: int) -> list[str]:
+    """What the descriptors stand for that still exist when they are looked at."""
+    files = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            files.append(os.readlink(descriptor))
+    return files
 
 
 async def _run(server: RunningServer, arguments: argparse.Namespace, report: BenchmarkReport) -> bool:
