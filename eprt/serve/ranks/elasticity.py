@@ -359,9 +359,9 @@ class Elasticity:
         pool = self._pool
         if not pool.ready.is_set() or pool.ended.is_set() or self._roster.changing:
             return []
-        quiet_s = pool.quiet_s
+        quiet_s, ask_after_s = pool.quiet_s, self._judge.patience_s / 2
         for rank in pool.members:  # one that sleeps, while its requests wait for something else, answers at once
-            if quiet_s.get(rank.rank, 0.0) >= self._judge.patience_s / 2 and rank.pinged_s < rank.heard_s:
+            if quiet_s.get(rank.rank, 0.0) >= ask_after_s and rank.pinged_s < rank.heard_s:
                 rank.pinged_s = time.monotonic()
                 rank.send(msg.Ping())
         return self._judge.look([r for r in pool.members if not (r.left or r.lost)], quiet_s)

@@ -58,6 +58,12 @@ def test_flags_that_cannot_be_are_refused(flags, error):
         parse_options(["--model", str(MODEL), *flags])
 
 
+def test_the_models_directory_is_known_from_everywhere(monkeypatch):
+    monkeypatch.chdir(MODEL.parent)
+    options = parse_options(["--model", MODEL.name])
+    assert options.engine.model_dir == str(MODEL) and options.model_name == MODEL.name
+
+
 def test_flags_reach_the_engine():
     engine = parse_options(
         [
