@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 SCHEMA = "eprt.ranks/1"
 _LOOK_S = 0.2  # between two looks at the processes' states
-_LIFE_LOOK_S = 0.03
+_LIFE_LOOK_S = 0.02
 _STOPPED_LOOKS = 4  # that must find a process stopped
 _TOLD_S = 0.3  # who tells one process to stop may be about to tell all
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
