@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eprt.ep.wire.handshake import HandshakeError, admit
 from eprt.ep.wire.meeting import connect, is_loopback, keep_alive, listen_for_ranks, parse_address
+from eprt.handshake import HandshakeError, admit
 from eprt.serve.errors import print_line
 from eprt.serve.hosts.card import greeting, misfit, other_version
 from eprt.serve.hosts.link import HostLink
