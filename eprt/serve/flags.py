@@ -111,8 +111,8 @@ def _add_losses(group: argparse._ArgumentGroup) -> None:
     text = "ranks that may be lost while the others go on serving; default %(default)s: the first loss ends the server"
     default = ServeOptions.max_lost_ranks
     group.add_argument("--max-lost-ranks", type=int, default=default, metavar="F", help=text)
-    text = "seconds for which the others wait for a rank before it is killed as lost, whatever it does; default: 1, or "
-    text += "10 usual steps, where it does nothing, else EPRT_TIMEOUT_S"
+    text = "seconds that others wait for a rank before it is killed as lost; default: EPRT_TIMEOUT_S, but 1 s (or 10 "
+    text += "usual steps) if the rank does nothing"
     group.add_argument("--hang-timeout", dest="hang_timeout_s", type=float, metavar="S", help=text)
     text = "replace a lost rank by a new process; if it keeps ending, again after 1, 2, 4 ... 60 s"
     group.add_argument("--restart-lost-ranks", action="store_true", help=text)
