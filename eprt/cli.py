@@ -14,6 +14,7 @@ COMMANDS = {
     "chat": ("eprt.chat", "chat with a running server, in the terminal"),
     "generate": ("eprt.generate", "complete prompts, without a server"),
     "convert": ("eprt.models.convert", "rewrite a checkpoint so that each rank reads few files"),
+    "hash-load": ("eprt.hash_load", "tell the expert load of layers that are routed by token id, from text"),
     "balance": ("eprt.balancer.__main__", "plan, compare and replay expert placements, from recorded load"),
     "balancer": ("eprt.balancer.daemon_main", "rebalance the experts of a running server, from outside"),
     "plan-cluster": ("eprt.cluster.__main__", "predict speed, memory and cost of a model on a cluster"),

@@ -29,6 +29,7 @@ COMMANDS = (
     "chat",
     "generate",
     "convert",
+    "hash-load",
     "balance plan",
     "balance replay",
     "balance compare",

@@ -19,7 +19,7 @@ LEAVES = {
     *("bind", "mpirun", "native_library", "dead_host", "handshake", "lazy"),
 }
 # Doors into the package for programs and for other libraries' users; nobody inside imports them.
-TOP = {"cli", "chat", "generate", "doctor", "probe", "network_probe", "compat", "__main__"}
+TOP = {"cli", "chat", "generate", "hash_load", "doctor", "probe", "network_probe", "compat", "__main__"}
 
 # EPMoE.from_hf and the like are public names of a layer whose work is done behind a door.
 ALLOWED_DOORS = {("eprt/layers/moe.py", "compat")}
