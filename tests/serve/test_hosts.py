@@ -7,12 +7,14 @@ import contextlib
 import signal
 
 import httpx
+import psutil
 import pytest
 
+from eprt.serve.running import RunningServer
 from tests.ranks.launch_wire import two_hosts, why_no_namespaces
-from tests.serve.conftest import token_ids
+from tests.serve.conftest import MODEL, token_ids
 from tests.serve.hosts import HostsServer
-from tests.serve.processes import PATIENCE_S, wait_until
+from tests.serve.processes import PATIENCE_S, PATIENT, listening, wait_until
 
 SPREAD = ("--served-model-name", "demo", "--num-redundant-experts", "4", "--spare-experts", "4")
 OBSERVED = ("--diagnose-window", "1", "--load-window", "0.5", "--rebalance", "dry-run")
@@ -73,11 +75,13 @@ def test_one_server_on_two_hosts(start, http):
             assert 'eprt_migrated_experts_total{way="network"}' in metrics
 
             def window() -> dict:
-                token_ids(there)
+                there.post("/v1/completions", json={"prompt": "Tell me", "max_tokens": 4})
                 records = there.get("/v1/eprt/diagnose?since=-1").json()["records"]
                 return next((one for one in records if one["rank"] == 3 and one["num_calls"]), {})
 
             record = wait_until(window, "a window with calls")
+            decided = "eprt_rebalance_decisions_total{"
+            wait_until(lambda: decided in there.get("/metrics").text, "a decision of the rebalancer")
             assert record["node_of_rank"] == [0, 0, 1, 1]
             assert record["process"]["host"] == "host-1"
 
@@ -85,6 +89,18 @@ def test_one_server_on_two_hosts(start, http):
     processes = server.processes()
     server.launcher_of(1).send_signal(signal.SIGTERM)
     assert server.wait_ended(processes) == [0, 0], [server.said(0), server.said(1)]
+
+
+def test_virtual_nodes_of_one_launcher_over_a_paced_wire(http):
+    """Without MPI; nothing listens but the HTTP port, once all ranks have met."""
+    expected = token_ids(http)
+    wire = ("--wire", "paced:gbps=5,latency_us=20", "--served-model-name", "demo")
+    with RunningServer(MODEL, 2, *wire, variables={**PATIENT, "EPRT_RANKS_PER_NODE": "1"}) as server:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as there:
+            assert token_ids(there) == expected
+        listeners = listening(psutil.Process(server.process.pid)).values()
+        assert sorted(sum(listeners, [])) == ["127.0.0.1"] * 2  # the HTTP port, in launcher and frontend
+    assert server.process.returncode == 0
 
 
 def test_a_killed_rank_ends_both_hosts_with_its_name(start):
