@@ -99,7 +99,8 @@ def test_virtual_nodes_of_one_launcher_over_a_paced_wire(http):
         with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as there:
             assert token_ids(there) == expected
         listeners = listening(psutil.Process(server.process.pid)).values()
-        assert sorted(sum(listeners, [])) == ["127.0.0.1"] * 2  # the HTTP port, in launcher and frontend
+        # The HTTP port, in launcher and frontend.
+        assert [address for addresses in listeners for address in addresses] == ["127.0.0.1"] * 2
     assert server.process.returncode == 0
 
 
