@@ -68,6 +68,13 @@ def build_parser() -> argparse.ArgumentParser:
         default="auto",
         help="colours of --text; default auto: on a terminal",
     )
+    _add_past_flags(parser)
+    _add_mute_flags(parser)
+    _add_page_flags(parser)
+    return parser
+
+
+def _add_past_flags(parser: argparse.ArgumentParser) -> None:
     past = parser.add_argument_group("what to compare DIR with")
     past.add_argument(
         "--baseline", metavar="FILE", help="a good run, saved by --save-baseline; beside the run's own past"
@@ -80,7 +87,9 @@ def build_parser() -> argparse.ArgumentParser:
     past.add_argument(
         "--topology", metavar="FILE", help="which ranks share a rack or half a node (eprt.topology/1); default: learned"
     )
-    _add_mute_flags(parser)
+
+
+def _add_page_flags(parser: argparse.ArgumentParser) -> None:
     page = parser.add_argument_group("the page")
     page.add_argument(
         "--port", type=int, help=f"port to listen on, default {DEFAULT_PORT}, or a free one if that is taken"
@@ -96,7 +105,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="one more host name under which browsers may ask for the page; may be repeated",
     )
     page.add_argument("--open", action="store_true", help="open the page in this machine's browser")
-    return parser
 
 
 def _add_mute_flags(parser: argparse.ArgumentParser) -> None:
