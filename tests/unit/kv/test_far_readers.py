@@ -64,6 +64,19 @@ def test_pages_arrive_where_they_shall_and_nowhere_else(far):
         assert [mine.checksum(page) for page in to_pages] == [theirs.checksum(page) for page in from_pages]
 
 
+def test_every_bit_that_flips_on_the_way_is_found(far):
+    theirs, mine, reader = far
+    rng = np.random.default_rng(2)
+    for _ in range(40):
+        page, part = rng.integers(9), theirs.bytes_LPB[rng.integers(2)]
+        before = theirs.checksum(page)
+        place = rng.integers(3), page, rng.integers(part.shape[2])
+        part[place] ^= 1 << rng.integers(8)
+        reader.read_pages([page], mine.bytes_LPB, [page])
+        assert mine.checksum(page) != before
+        assert mine.checksum(page) == theirs.checksum(page), "what is sent is what is there"
+
+
 def test_a_reader_goes_on_after_an_error(far):
     theirs, mine, reader = far
     reader.read_pages([1], mine.bytes_LPB, [1])

@@ -10,6 +10,7 @@ from eprt.engine.outputs import EngineStats, TokenOutput
 from eprt.engine.sampling_params import SamplingParams
 from eprt.serve.errors import ApiError
 from eprt.serve.instances.document import instances_document
+from eprt.serve.instances.far_joins import FarJoinRequest
 from eprt.serve.instances.metrics import InstanceCollector
 from eprt.serve.ranks import messages as msg
 from tests.unit.serve.instances.cases import TERMS, GivenFleet, info
@@ -221,6 +222,15 @@ def test_the_last_instance_stays():
             fleet.retire_instance("decode-0")
         with pytest.raises(ApiError, match="instance x: there are prefill-0, decode-0"):
             fleet.retire_instance("x")
+
+    run(life)
+
+
+def test_nobody_of_another_host_comes_unless_the_operator_says_so():
+    async def life(fleet: GivenFleet) -> None:
+        with pytest.raises(ApiError, match="start it with --join-address HOST:PORT") as caught:
+            await fleet.invite(FarJoinRequest("prefill", 1, "1", "host"))
+        assert caught.value.status == 409
 
     run(life)
 
