@@ -3,6 +3,7 @@
     cpu_linear    x[M, 2048] times W[1024, 2048]: bfloat16, fp8 and int8 weights with bfloat16 x beside torch's bfloat16
                   linear; float32 beside torch's float32 linear. The weights stay in cache.
     cpu_stream    few rows against 512 MB of weights, matrices of [4096, 2048]: GB/s beside a measured read of memory.
+                  Both lie in huge pages, as a server's weights do.
     cpu_experts   the fused operator beside a loop over torch linears, decode and prefill.
 
 Names of results carry instruction set and threads. For another set: EPRT_CPU_ISA=avx2, with ONEDNN_MAX_CPU_ISA=AVX2 for
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.tools.report import RESULTS, BenchmarkReport
 from benchmarks.tools.timing import Timing, measure
+from eprt import env
 from eprt.ops import Weight, grouped_experts, linear, native, quantize_fp8, quantize_int8
 
 NUM_RANKS = 0
@@ -135,6 +137,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="about as long for each row, default %(default)s")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    env.let_torch_use_huge_pages()
     torch.manual_seed(0)
     native.load()
     config = {"isa": native.isa(), "threads": torch.get_num_threads()}
