@@ -39,19 +39,16 @@ class PagedContext:
     num_tokens: int | None = None  # the sum of seq_len_B or an upper bound, if the host knows one; for GPUs
 
 
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
-
-
 def _check_dtype(name: str, x: Tensor, *allowed: torch.dtype) -> None:
-    _check(x.dtype in allowed, f"{name} is {x.dtype}, must be {' or '.join(str(d) for d in allowed)}")
+    if x.dtype not in allowed:
+        raise ValueError(f"{name} is {x.dtype}, must be {' or '.join(str(d) for d in allowed)}")
 
 
 def _index(name: str, x: Tensor, ndim: int) -> Tensor:
     """x as the kernels read it: int32, contiguous."""
     _check_dtype(name, x, torch.int32, torch.int64)
-    _check(x.dim() == ndim, f"{name} has {x.dim()} dimensions, must have {ndim}")
+    if x.dim() != ndim:
+        raise ValueError(f"{name} has {x.dim()} dimensions, must have {ndim}")
     return x.to(torch.int32).contiguous()
 
 
@@ -60,9 +57,11 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _check_pages(kv_pages: Tensor) -> None:
-    _check(kv_pages.dim() == 3, f"kv_pages has shape {tuple(kv_pages.shape)}, must be [num_pages, page_size, D]")
+    if kv_pages.dim() != 3:
+        raise ValueError(f"kv_pages has shape {tuple(kv_pages.shape)}, must be [num_pages, page_size, D]")
     _check_dtype("kv_pages", kv_pages, *_DTYPES, torch.uint8)
-    _check(kv_pages.stride(2) == 1, f"kv_pages has strides {kv_pages.stride()}: the last dimension must be contiguous")
+    if kv_pages.stride(2) != 1:
+        raise ValueError(f"kv_pages has strides {kv_pages.stride()}: the last dimension must be contiguous")
 
 
 def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: int = 0) -> None:
@@ -80,10 +79,10 @@ def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: 
         kv_pages = kv_pages.view(kv_TD.dtype)
     num_pages, page_size, kv_dim = kv_pages.shape
     num_tokens = kv_slot_T.numel()
-    _check(
-        kv_slot_T.dim() == 1 and kv_TD.shape == (num_tokens, kv_dim),
-        f"kv has shape {tuple(kv_TD.shape)} and kv_slot {tuple(kv_slot_T.shape)}: must be [T, {kv_dim}] and [T]",
-    )
+    if not (kv_slot_T.dim() == 1 and kv_TD.shape == (num_tokens, kv_dim)):
+        raise ValueError(
+            f"kv has shape {tuple(kv_TD.shape)} and kv_slot {tuple(kv_slot_T.shape)}: must be [T, {kv_dim}] and [T]"
+        )
     slot_T = kv_slot_T.to(torch.int64).contiguous()
     bad = native.load().cache_insert(kv_pages, slot_T, _rows(kv_TD), torch.get_num_threads())
     if bad >= 0:
@@ -94,12 +93,11 @@ def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: 
 
 def _fp8_entries(kv_TD: Tensor, rope_size: int, width: int) -> Tensor:
     """fp8 entries, pairs of bytes viewed as bfloat16: they are copied to pages viewed the same way."""
-    _check(rope_size >= 1, f"rope_size={rope_size}: an fp8 cache needs to know the rotated key's size")
+    if rope_size < 1:
+        raise ValueError(f"rope_size={rope_size}: an fp8 cache needs to know the rotated key's size")
     entry = KVFormat(kv_TD.shape[-1] - rope_size, rope_size, torch.uint8)
-    _check(
-        entry.width == width,
-        f"kv_pages has entries of {width} bytes; these of {kv_TD.shape[-1]} values take {entry.width}",
-    )
+    if entry.width != width:
+        raise ValueError(f"kv_pages has entries of {width} bytes; these of {kv_TD.shape[-1]} values take {entry.width}")
     return entry.encode(kv_TD).view(torch.bfloat16)
 
 
@@ -118,33 +116,31 @@ def _output(q_nope: Tensor, q_rope: Tensor, kv_pages: Tensor, w_kv_b: Tensor, so
     """The empty result [T, N, value]. ValueError when shapes or dtypes do not fit each other."""
     _check_pages(kv_pages)
     for name, x in (("q_nope", q_nope), ("q_rope", q_rope)):
-        _check(x.dim() == 3, f"{name} has shape {tuple(x.shape)}, must be [tokens, heads, dim]")
+        if x.dim() != 3:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, must be [tokens, heads, dim]")
     _check_dtype("q_nope", q_nope, *_DTYPES)
     _check_dtype("q_rope", q_rope, q_nope.dtype)
     _check_dtype("w_kv_b", w_kv_b, *_DTYPES)
     num_tokens, num_heads, nope = q_nope.shape
-    _check(
-        q_rope.shape[:2] == q_nope.shape[:2],
-        f"q_nope {tuple(q_nope.shape)} and q_rope {tuple(q_rope.shape)} differ in tokens or heads",
-    )
+    if q_rope.shape[:2] != q_nope.shape[:2]:
+        raise ValueError(f"q_nope {tuple(q_nope.shape)} and q_rope {tuple(q_rope.shape)} differ in tokens or heads")
     fp8 = kv_pages.dtype == torch.uint8
     lora = w_kv_b.shape[-1] if fp8 else kv_pages.shape[2] - q_rope.shape[2]
     width = KVFormat(lora, q_rope.shape[2], kv_pages.dtype).width
-    _check(
-        kv_pages.shape[2] == width,
-        f"kv_pages has entries of {kv_pages.shape[2]} bytes; {lora} + {q_rope.shape[2]} values take {width} in fp8",
-    )
-    _check(
-        lora >= 1 and w_kv_b.dim() == 2 and w_kv_b.shape[1] == lora and w_kv_b.is_contiguous(),
-        f"w_kv_b has shape {tuple(w_kv_b.shape)}, must be contiguous [heads * (nope + value), {lora}]: the cache holds "
-        f"{kv_pages.shape[2]} values per token, of which q_rope's {q_rope.shape[2]} are rotated",
-    )
+    if kv_pages.shape[2] != width:
+        raise ValueError(
+            f"kv_pages has entries of {kv_pages.shape[2]} bytes; {lora} + {q_rope.shape[2]} values take {width} in fp8"
+        )
+    if not (lora >= 1 and w_kv_b.dim() == 2 and w_kv_b.shape[1] == lora and w_kv_b.is_contiguous()):
+        raise ValueError(
+            f"w_kv_b has shape {tuple(w_kv_b.shape)}, must be contiguous [heads * (nope + value), {lora}]: the cache "
+            f"holds {kv_pages.shape[2]} values per token, of which q_rope's {q_rope.shape[2]} are rotated"
+        )
     value = w_kv_b.shape[0] // max(num_heads, 1) - nope
-    _check(
-        num_heads >= 1 and value >= 1 and w_kv_b.shape[0] == num_heads * (nope + value),
-        f"w_kv_b has {w_kv_b.shape[0]} rows: not [nope={nope} | value] for each of {num_heads} heads",
-    )
-    _check(softmax_scale > 0, f"softmax_scale={softmax_scale}: must be above 0")
+    if not (num_heads >= 1 and value >= 1 and w_kv_b.shape[0] == num_heads * (nope + value)):
+        raise ValueError(f"w_kv_b has {w_kv_b.shape[0]} rows: not [nope={nope} | value] for each of {num_heads} heads")
+    if not (softmax_scale > 0):
+        raise ValueError(f"softmax_scale={softmax_scale}: must be above 0")
     return q_nope.new_empty(num_tokens, num_heads, value)
 
 
@@ -191,10 +187,10 @@ def mla_decode(
     out_BNV = _output(q_nope_BNC, q_rope_BNR, kv_pages, w_kv_b, softmax_scale)
     table, seq_len = _index("page_table", context.page_table_BP, 2), _index("seq_len", context.seq_len_B, 1)
     batch = out_BNV.shape[0]
-    _check(
-        table.shape[0] == seq_len.shape[0] == batch,
-        f"{batch} queries, but page_table has {table.shape[0]} requests and seq_len {seq_len.shape[0]}",
-    )
+    if not (table.shape[0] == seq_len.shape[0] == batch):
+        raise ValueError(
+            f"{batch} queries, but page_table has {table.shape[0]} requests and seq_len {seq_len.shape[0]}"
+        )
     q = _rows(q_nope_BNC), _rows(q_rope_BNR)
     bad = native.load().mla_decode(
         *q, kv_pages, table, seq_len, w_kv_b, softmax_scale, out_BNV, torch.get_num_threads()
@@ -224,11 +220,11 @@ def mla_extend(
     assert context.query_start_B1 is not None
     start = _index("query_start", context.query_start_B1, 1)
     batch = seq_len.shape[0]
-    _check(
-        table.shape[0] == batch and start.shape[0] == batch + 1 and (batch > 0 or out_TNV.shape[0] == 0),
-        f"{out_TNV.shape[0]} tokens of {batch} requests, but page_table has {table.shape[0]} requests and query_start "
-        f"{start.shape[0]} entries (one more than requests)",
-    )
+    if not (table.shape[0] == batch and start.shape[0] == batch + 1 and (batch > 0 or out_TNV.shape[0] == 0)):
+        raise ValueError(
+            f"{out_TNV.shape[0]} tokens of {batch} requests, but page_table has {table.shape[0]} requests and "
+            f"query_start {start.shape[0]} entries (one more than requests)"
+        )
     q = _rows(q_nope_TNC), _rows(q_rope_TNR)
     bad = native.load().mla_extend(
         *q, kv_pages, table, seq_len, start, w_kv_b, softmax_scale, out_TNV, torch.get_num_threads()

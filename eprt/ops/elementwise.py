@@ -15,20 +15,18 @@ from eprt.ops import native
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
-
-
 def _checked_rows(name: str, x: Tensor, ndim: int) -> Tensor:
     """x with its last dimension contiguous; ValueError unless it is float32 or bfloat16 of ndim dimensions."""
-    _check(x.dim() == ndim, f"{name} has shape {tuple(x.shape)}, must have {ndim} dimensions")
-    _check(x.dtype in _DTYPES, f"{name} is {x.dtype}, must be torch.float32 or torch.bfloat16")
+    if x.dim() != ndim:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}, must have {ndim} dimensions")
+    if x.dtype not in _DTYPES:
+        raise ValueError(f"{name} is {x.dtype}, must be torch.float32 or torch.bfloat16")
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _checked_norm_weight(weight_H: Tensor, size: int) -> Tensor:
-    _check(weight_H.shape == (size,), f"weight has shape {tuple(weight_H.shape)}, must be [{size}] like the rows")
+    if weight_H.shape != (size,):
+        raise ValueError(f"weight has shape {tuple(weight_H.shape)}, must be [{size}] like the rows")
     return _checked_rows("weight", weight_H, 1)
 
 
@@ -43,10 +41,10 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual). The sum is rounded to x's dtype before the norm, as two operators do."""
     x, residual = _checked_rows("x", x_TH, 2), _checked_rows("residual", residual_TH, 2)
-    _check(
-        x.shape == residual.shape and x.dtype == residual.dtype,
-        f"x is {x.dtype} {tuple(x.shape)}, residual {residual.dtype} {tuple(residual.shape)}: must be the same",
-    )
+    if not (x.shape == residual.shape and x.dtype == residual.dtype):
+        raise ValueError(
+            f"x is {x.dtype} {tuple(x.shape)}, residual {residual.dtype} {tuple(residual.shape)}: must be the same"
+        )
     out_TH, sum_TH = x.new_empty(x.shape), x.new_empty(x.shape)
     weight = _checked_norm_weight(weight_H, x.shape[1])
     native.load().add_rms_norm(x, residual, weight, eps, out_TH, sum_TH, torch.get_num_threads())
@@ -56,7 +54,8 @@ def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
 def silu_mul(x_TI2: Tensor, limit: float | None = None) -> Tensor:
     """[T, 2I] (gate, then up) -> silu(gate) * up, [T, I]. limit: gate is cut to at most this, up to -limit..limit."""
     x = _checked_rows("x", x_TI2, 2)
-    _check(x.shape[1] % 2 == 0, f"x has {x.shape[1]} columns, must be even: gate, then up")
+    if x.shape[1] % 2 != 0:
+        raise ValueError(f"x has {x.shape[1]} columns, must be even: gate, then up")
     out_TI = x.new_empty(x.shape[0], x.shape[1] // 2)
     native.load().silu_mul(x, out_TI, math.inf if limit is None else limit, torch.get_num_threads())
     return out_TI
@@ -80,15 +79,16 @@ def rope(x_TNR: Tensor, rotation: Rotation) -> Tensor:
     cos_sin_PR, position_T = rotation.cos_sin_PR, rotation.position_T
     x = _checked_rows("x", x_TNR, 3)
     size = x.shape[2]
-    _check(size % 2 == 0, f"x has {size} rotary dimensions, must be even")
-    _check(
-        cos_sin_PR.dtype == torch.float32 and cos_sin_PR.dim() == 2 and cos_sin_PR.shape[1] == size,
-        f"cos_sin is {cos_sin_PR.dtype} {tuple(cos_sin_PR.shape)}, must be torch.float32 [positions, {size}]",
-    )
-    _check(
-        position_T.shape == x.shape[:1] and position_T.dtype in (torch.int64, torch.int32),
-        f"position is {position_T.dtype} {tuple(position_T.shape)}, must be torch.int64 [{x.shape[0]}]",
-    )
+    if size % 2 != 0:
+        raise ValueError(f"x has {size} rotary dimensions, must be even")
+    if not (cos_sin_PR.dtype == torch.float32 and cos_sin_PR.dim() == 2 and cos_sin_PR.shape[1] == size):
+        raise ValueError(
+            f"cos_sin is {cos_sin_PR.dtype} {tuple(cos_sin_PR.shape)}, must be torch.float32 [positions, {size}]"
+        )
+    if not (position_T.shape == x.shape[:1] and position_T.dtype in (torch.int64, torch.int32)):
+        raise ValueError(
+            f"position is {position_T.dtype} {tuple(position_T.shape)}, must be torch.int64 [{x.shape[0]}]"
+        )
     position = position_T.to(torch.int64).contiguous()
     out_TNR = x.new_empty(x.shape)
     table, threads = cos_sin_PR.contiguous(), torch.get_num_threads()

@@ -50,8 +50,10 @@ class Weight:
 
     @property
     def shape(self) -> torch.Size:
+        if not self.is_fp4:
+            return self.data.shape
         *lead, n, k = self.data.shape
-        return torch.Size((*lead, n, 2 * k if self.is_fp4 else k))
+        return torch.Size((*lead, n, 2 * k))
 
     def dequantize(self) -> Tensor:
         """The values in fp32."""
