@@ -123,10 +123,11 @@ class Client:
 
 
 def _said_in(error: urllib.error.HTTPError) -> str:
-    """The message in the shape of the server's errors; empty where there is none."""
+    """The message in the shape of the server's errors, with the flag to mend it; empty where there is none."""
     try:
-        return f": {json.load(error)['error']['message']}"
-    except (OSError, ValueError, KeyError, TypeError):
+        said = json.load(error)["error"]
+        return f": {said['message']}{'; here by --instance NAME' if said.get('param') == 'instance' else ''}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
 
 

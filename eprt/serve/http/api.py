@@ -278,6 +278,8 @@ class Api:
         name = request.path_params.get("instance") or request.query_params.get("instance", "")
         if name not in self._groups:
             there_are = ", ".join(sorted(filter(None, self._groups)))
+            if there_are and not name:
+                raise invalid("instance", f"this server has several instances: give ?instance=NAME, one of {there_are}")
             want = f"must be one of {there_are}" if there_are else "this server is one group of ranks; leave it out"
             raise invalid("instance", f"instance={name!r}: {want}")
         return self._groups[name]

@@ -17,11 +17,19 @@ class Speaker(BaseHTTPRequestHandler):
 
     records: list = []  # noqa: RUF012
     asked: list[str] = []  # noqa: RUF012
+    refusal: dict[str, str] | None = None  # of every GET
 
     def do_GET(self):
         self.asked.append(self.path)
         if self.headers.get("authorization") != "Bearer secret":
             self.send_error(401)
+            return
+        if self.refusal is not None:
+            data = json.dumps({"error": self.refusal}).encode()
+            self.send_response(400)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
             return
         body = Report.of_records(self.records).to_json()
         since = re.search(r"since=(-?\d+)", self.path)
@@ -52,7 +60,7 @@ class Speaker(BaseHTTPRequestHandler):
 @pytest.fixture
 def speaker() -> Iterator[str]:
     Speaker.records = [record for window in range(3) for record in make_window(window, 8, 4)]
-    Speaker.asked = []
+    Speaker.asked, Speaker.refusal = [], None
     server = ThreadingHTTPServer(("127.0.0.1", 0), Speaker)
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.05))
     thread.start()

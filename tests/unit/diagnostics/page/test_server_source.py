@@ -72,6 +72,14 @@ def test_the_client_reads_findings_and_windows(speaker):
     assert findings == expected and problems == [] and [r.window for r in records] == [1] * 8 + [2] * 8
 
 
+def test_a_server_of_several_instances_asks_for_instance(speaker):
+    Speaker.refusal = {"message": "this server has several instances", "param": "instance"}
+    with pytest.raises(
+        ServerError, match="400 Bad Request: this server has several instances; here by --instance NAME"
+    ):
+        Client(speaker, "secret").findings()
+
+
 def test_a_line_that_cannot_be_read_is_a_problem(monkeypatch):
     records = make_window(0, 8, 4)
     lines = [json.loads(one.to_line()) for one in records]
