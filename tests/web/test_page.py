@@ -249,6 +249,13 @@ INSTANCES = {
 }
 
 
+# Of the lamp: its corners, and whether it is filled.
+LAMP = """button => {
+  const { borderTopLeftRadius, backgroundColor } = getComputedStyle(button, "::before");
+  return [borderTopLeftRadius, backgroundColor !== "rgba(0, 0, 0, 0)"];
+}"""
+
+
 def hanging(rank: int) -> dict:
     """A finding that lasts, as a server tells of it."""
     fields = {"kind": "hang", "rank": rank, "src": None, "dst": None, "cause": "stopped", "nodes": [], "tier": None}
@@ -273,6 +280,7 @@ def test_a_server_shows_what_hangs_its_instances_and_its_tiers(open_page, monkey
         assert " · view 3: rank 2 gone since " in text(page, "#status") and "rank 0" not in text(page, "#status")
         assert "Rank 5 hangs" in text(page, "#banner") and "kill -CONT 77" in text(page, "#banner")
         assert "newest window" in text(page, "#age")
+        assert page.locator("#follow").evaluate(LAMP) == ["0px", True], "a square, in which green and red are one"
         first = page.locator("#finding-list li").first.inner_text()
         assert "costs everything" in first and "The path between nodes 0 and 1" in text(page, "#finding-list")
         marked = wait_until(lambda: page.locator("#marks").evaluate(MARKED), "the marks of both")
