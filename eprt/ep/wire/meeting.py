@@ -279,8 +279,9 @@ class _Desk:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for sock in self._socks.values():
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for sock in self._writers.values():
-            sock.close()
+        with self._lock:  # rank 0 may leave by what it was told before the others have been told it
+            for sock in self._socks.values():
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            for sock in self._writers.values():
+                sock.close()
