@@ -108,8 +108,8 @@ def main(argv: list[str] | None = None) -> int:
 def _check_arguments(arguments: argparse.Namespace) -> None:
     try:
         _ = urlsplit(arguments.url).port
-    except ValueError as error:
-        raise JoinError(f"{arguments.url}: {error}; give the server's URL, as http://127.0.0.1:8000") from None
+    except ValueError:
+        raise JoinError(f"{arguments.url}: give the server's URL with its port, as http://127.0.0.1:8000") from None
     if arguments.role is None and arguments.num_ranks is not None:
         raise JoinError(f"-n {arguments.num_ranks}: is of an instance; give --role too, or leave it out")
     if arguments.role is not None and arguments.rank is not None:
