@@ -21,8 +21,8 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     "arguments, words",
     [
         (["http://127.0.0.1"], "give the server's URL with its port"),
-        (["http://127.0.0.1:99999"], "http://127.0.0.1:99999: Port out of range 0-65535; give the server's URL"),
-        (["http://127.0.0.1:x"], "http://127.0.0.1:x: Port could not be cast"),
+        (["http://127.0.0.1:99999"], "http://127.0.0.1:99999: give the server's URL with its port"),
+        (["http://127.0.0.1:x"], "http://127.0.0.1:x: give the server's URL with its port"),
         (["http://127.0.0.1:1"], "no server of this host with --max-lost-ranks or --decode takes ranks at port 1"),
         (["http://["], "http://[: give the server's URL with its port"),
         (["http://[", "--role", "decode"], "http://[: give the server's URL with its port"),
