@@ -106,20 +106,22 @@ def test_wrong_numbers_and_keys_are_refused():
     """While the right ranks still meet."""
     address = f"127.0.0.1:{free_port()}"
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(Meeting, address, 0, 2, b"k", PATIENCE_S)
+        first = pool.submit(Meeting, address, 0, 3, b"k", PATIENCE_S)
         place = parse_address(address)
+        admitted = connect(place, b"k", {"rank": 1, "size": 3}, PATIENCE_S)
         for key, hello, words in (
-            (b"other", {"rank": 1, "size": 2}, "refuses: another key; give all ranks the same EPRT_GROUP_KEY"),
-            (b"k", {"rank": 1, "size": 3}, "refuses: rank 1 says that there are 3 ranks, rank 0 says 2"),
-            (b"k", {"rank": 2, "size": 2}, "refuses: rank 2 is not one of 0 to 1"),
-            (b"k", {"rank": 0, "size": 2}, "refuses: there is a rank 0 already"),
+            (b"other", {"rank": 2, "size": 3}, "refuses: another key; give all ranks the same EPRT_GROUP_KEY"),
+            (b"k", {"rank": 2, "size": 2}, "refuses: rank 2 says that there are 2 ranks, rank 0 says 3"),
+            (b"k", {"rank": 3, "size": 3}, "refuses: rank 3 is not one of 0 to 2"),
+            (b"k", {"rank": 1, "size": 3}, "refuses: there is a rank 1 already"),
         ):
             with pytest.raises(ConnectionError) as caught:
                 connect(place, key, hello, PATIENCE_S)
             assert words in str(caught.value)
-        second = Meeting(address, 1, 2, b"k", PATIENCE_S)
+        third = Meeting(address, 2, 3, b"k", PATIENCE_S)
         first.result().close()
-        second.close()
+        third.close()
+        admitted.close()
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:0", "host:70000", "host:http"])
