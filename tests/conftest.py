@@ -41,6 +41,16 @@ def _seeded(request):
         sys.modules["torch"].manual_seed(seed)
 
 
+@pytest.fixture(scope="module")
+def hosts():
+    """Two hosts made of namespaces: their addresses, and for each the command that runs a program there."""
+    from tests.ranks.launch_wire import need_namespaces, two_hosts
+
+    need_namespaces()
+    with two_hosts() as made:
+        yield made
+
+
 def pytest_collection_modifyitems(items):
     needing = [item for item in items if item.get_closest_marker("gpu") or "tests/gpu/" in item.nodeid]
     if needing and not _has_gpu():

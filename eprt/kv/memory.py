@@ -17,15 +17,15 @@ class MemoryReader(PageReader):
     """Maps the memory when it is made."""
 
     def __init__(self, source: PageSource):
+        self._source = source
         self._bytes_LPB = [_map(source.pid, part) for part in source.parts]
         self._ops = native.load()
 
     def read_pages(self, from_pages: Sequence[int], into_LPB: Sequence[np.ndarray], to_pages: Sequence[int]) -> None:
+        check_pages(self._source, from_pages, into_LPB, to_pages)
         there, here = (torch.tensor(pages, dtype=torch.int64) for pages in (from_pages, to_pages))
         for mine_LPB, theirs_LPB in zip(into_LPB, self._bytes_LPB, strict=True):
-            num_layers, num_pages, num_bytes = mine_LPB.shape
-            check_pages(from_pages, theirs_LPB.shape[1])
-            check_pages(to_pages, num_pages)
+            num_layers, _, num_bytes = mine_LPB.shape
             source = theirs_LPB.ctypes.data, theirs_LPB.strides[0], there
             self._ops.kv_copy_pages(*source, mine_LPB.ctypes.data, mine_LPB.strides[0], here, num_layers, num_bytes)
 

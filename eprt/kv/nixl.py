@@ -97,9 +97,7 @@ class NixlReader(PageReader):
         self._addresses: list[int] = []
 
     def read_pages(self, from_pages: Sequence[int], into_LPB: Sequence[np.ndarray], to_pages: Sequence[int]) -> None:
-        for part, into in zip(self._source.parts, into_LPB, strict=True):
-            check_pages(from_pages, part.shape[1])
-            check_pages(to_pages, into.shape[1])
+        check_pages(self._source, from_pages, into_LPB, to_pages)
         if not from_pages:
             return
         try:

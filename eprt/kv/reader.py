@@ -72,10 +72,14 @@ class PageReader(ABC):
         """Lets go of the source's memory."""
 
 
-def check_pages(pages: Sequence[int], num_pages: int) -> None:
-    """ValueError for a page that a cache of so many has not."""
-    if pages and not 0 <= min(pages) <= max(pages) < num_pages:
-        raise ValueError(f"the pages {min(pages)}..{max(pages)} are not in a cache of {num_pages}")
+def check_pages(
+    source: PageSource, from_pages: Sequence[int], into_LPB: Sequence[np.ndarray], to_pages: Sequence[int]
+) -> None:
+    """ValueError for a page that one of the two caches has not."""
+    for part, into in zip(source.parts, into_LPB, strict=True):
+        for pages, num_pages in ((from_pages, part.shape[1]), (to_pages, into.shape[1])):
+            if pages and not 0 <= min(pages) <= max(pages) < num_pages:
+                raise ValueError(f"the pages {min(pages)}..{max(pages)} are not in a cache of {num_pages}")
 
 
 @functools.cache

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 from eprt import env
 from tests.ranks.forked import ForkedRank
 from tests.ranks.launch import PATIENCE, ROOT
@@ -78,8 +80,13 @@ def run_wire_ranks(num_ranks: int, target: str, *, timeout_s: float = 600, **opt
     return [output for _, output in results]
 
 
-def why_no_namespaces() -> str | None:
-    """Why two hosts cannot be made of namespaces here; None where they can."""
+def need_namespaces() -> None:
+    """Skips the test where hosts cannot be made of namespaces."""
+    if why := _why_no_namespaces():
+        pytest.skip(f"no namespaces can be made here: {why}")
+
+
+def _why_no_namespaces() -> str | None:
     trial = [*UNSHARE, "--net", "sh", "-c", ISOLATED, "trial"]
     try:
         done = subprocess.run([*trial, "ip", "link"], capture_output=True, text=True, timeout=60, check=False)

@@ -8,7 +8,7 @@ from eprt import LLM, SamplingParams
 from tests.ranks.cases_wire import PROMPTS
 from tests.ranks.launch import ROOT
 from tests.ranks.launch_torch import finish
-from tests.ranks.launch_wire import run_wire_ranks, start_wire_ranks, two_hosts, why_no_namespaces
+from tests.ranks.launch_wire import run_wire_ranks, start_wire_ranks
 
 CASES = "tests.ranks.cases_wire"
 MODEL = ROOT / "examples/demo_model/checkpoint"
@@ -28,14 +28,6 @@ def test_exchange(num_ranks, ranks_per_node, num_nodes, wire):
 def test_a_proxy_thread_that_ends_is_named():
     said = run_wire_ranks(2, f"{CASES}:end_a_proxy_thread", extra_env={"EPRT_RANKS_PER_NODE": "1"}, victim=1)
     assert [f"rank {rank} heard of the thread" in said[rank] for rank in range(2)] == [True, True]
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    if why := why_no_namespaces():
-        pytest.skip(f"no namespaces can be made here: {why}")
-    with two_hosts() as made:
-        yield made
 
 
 def test_two_hosts(hosts):

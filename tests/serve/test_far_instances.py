@@ -21,9 +21,10 @@ import pytest
 from eprt import env
 from eprt.serve.running import RunningServer
 from tests.ranks.launch import ROOT
+from tests.ranks.launch_wire import need_namespaces
 from tests.serve.processes import PATIENCE_S, wait_until
 from tests.serve.test_instances import ask_all, document, state_of, wait_quiet
-from tests.serve.two_hosts import OtherHost, other_host, why_no_namespaces
+from tests.serve.two_hosts import OtherHost, other_host
 from tests.unit.cases import MODEL
 
 HAS_NIXL = any(importlib.util.find_spec(name) for name in ("nixl", "nixl_cu13", "nixl_cu12"))
@@ -32,8 +33,7 @@ FLAGS = ("--prefill", "0", "--decode", "1", "--local-prefill-tokens", "0", "--pa
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[OtherHost]:
-    if why := why_no_namespaces():
-        pytest.skip(why)
+    need_namespaces()
     with other_host() as made:
         yield made
 

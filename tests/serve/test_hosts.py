@@ -11,21 +11,12 @@ import psutil
 import pytest
 
 from eprt.serve.running import RunningServer
-from tests.ranks.launch_wire import two_hosts, why_no_namespaces
 from tests.serve.conftest import MODEL, token_ids
 from tests.serve.hosts import HostsServer
 from tests.serve.processes import PATIENCE_S, PATIENT, listening, wait_until
 
 SPREAD = ("--served-model-name", "demo", "--num-redundant-experts", "4", "--spare-experts", "4")
 OBSERVED = ("--diagnose-window", "1", "--load-window", "0.5", "--rebalance", "dry-run")
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    if why := why_no_namespaces():
-        pytest.skip(f"no namespaces can be made here: {why}")
-    with two_hosts() as made:
-        yield made
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.ranks.launch_wire import ISOLATED, UNSHARE, why_no_namespaces
-
-__all__ = ["OtherHost", "other_host", "why_no_namespaces"]
+from tests.ranks.launch_wire import ISOLATED, UNSHARE
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """`eprt join` of another host: what it asks, and what is wrong in one line."""
 
-import http.server
-import threading
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -14,6 +12,7 @@ from eprt.serve.flags import parse_options
 from eprt.serve.instances.far_joins import FarJoinAnswer, FarJoinRequest
 from eprt.serve.options import RankConfig
 from tests.unit.cases import MODEL
+from tests.unit.serve.cases import QuietHandler, serving
 
 
 def answer(model: str = "", host: str = "") -> FarJoinAnswer:
@@ -22,7 +21,7 @@ def answer(model: str = "", host: str = "") -> FarJoinAnswer:
     return FarJoinAnswer(config, host, 99, model or fingerprint(str(MODEL)))
 
 
-class _Server(http.server.BaseHTTPRequestHandler):
+class _Server(QuietHandler):
     answers: ClassVar[list[tuple[int, bytes]]] = []
     asked: ClassVar[list[FarJoinRequest]] = []
 
@@ -31,21 +30,13 @@ class _Server(http.server.BaseHTTPRequestHandler):
         self.asked.append(msgspec.json.decode(body, type=FarJoinRequest))
         status, told = self.answers.pop()
         assert self.path == "/v1/eprt/instances/join" and self.headers["Authorization"] == "Bearer secret"
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(told)))
-        self.end_headers()
-        self.wfile.write(told)
-
-    def log_message(self, *arguments):
-        pass
+        self.answer(status, told)
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(_Server) as at:
+        yield at
 
 
 def ask(url: str, told: bytes, status: int = 200, model_dir: str | None = None) -> RankConfig:

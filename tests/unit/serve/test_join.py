@@ -1,6 +1,5 @@
 """`eprt join` beside the door: what is wrong in one line, and how it ends. The door itself: ranks/test_join_door.py."""
 
-import http.server
 import os
 import signal
 import socket
@@ -13,6 +12,7 @@ import pytest
 
 from eprt.serve import join
 from tests.unit.cases import MODEL
+from tests.unit.serve.cases import QuietHandler, serving
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -109,27 +109,19 @@ def test_a_rank_that_may_not_retire_is_killed(kept_signals):
         assert join._wait(process, lambda: False) == 1
 
 
-class _Server(http.server.BaseHTTPRequestHandler):
+class _Server(QuietHandler):
     """Lets rank 1 go to whoever has the key."""
 
     def do_POST(self):
         allowed = self.path == "/v1/eprt/ranks/1/retire" and self.headers["Authorization"] == "Bearer secret"
         body = b"{}" if allowed else b"only rank 1, and with the key"
-        self.send_response(202 if allowed else 409)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments):
-        pass
+        self.answer(202 if allowed else 409, body)
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(_Server) as at:
+        yield at
 
 
 def test_the_server_is_asked_with_the_key(url, capsys):
