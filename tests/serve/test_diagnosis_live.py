@@ -139,10 +139,9 @@ def test_experts_that_move_are_in_the_log_and_on_the_page(watched, open_page):  
     page.wait_for_selector(".moves tbody tr")
     shown = {tuple(row.split()) for row in page.locator(".moves tbody tr").all_inner_texts()}
     first = moves["moves"][0]
-    assert any(
-        row[2:] == (str(first["rank"]), "/", str(first["slot"]), str(first["before"]), "→", str(first["after"]))
-        for row in shown
-    ), shown
+    before_after = ["empty" if expert < 0 else str(expert) for expert in (first["before"], first["after"])]
+    told = (str(first["rank"]), "/", str(first["slot"]), before_after[0], "→", before_after[1])
+    assert told in {row[2:] for row in shown}, (first, shown)
     assert f"placement epoch {after['epoch']}" in page.locator("#experts-hint").inner_text()
     colours = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
     for canvas in ("#expert-load", "#placement"):
