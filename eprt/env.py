@@ -66,6 +66,12 @@ TABLE: dict[str, Variable] = {
             "EPRT_GPU_TIMEOUT_S", 10.0, _positive_float, "deadline of a GPU kernel's wait for another rank, in seconds"
         ),
         Variable(
+            "EPRT_RANKS_PER_GPU",
+            1,
+            _positive_int,
+            "for tests: how many ranks may share a GPU, which then takes turns among them, some milliseconds each",
+        ),
+        Variable(
             "EPRT_DEEP_EP_TOKENS",
             4096,
             _positive_int,

@@ -5,6 +5,7 @@
     make test-gpu HALF=long               10,000 epochs, sanitizers, and all that is not in the quick half
     make test-gpu ARGS=--resume           leaves out what has passed, by the record, at this commit on these GPUs
     make test-gpu ARGS="-k low_latency"   some tests, by pytest's arguments: no record is written
+    make test-gpu ARGS="--ranks-per-gpu 4"   tests of more ranks than GPUs, too (tests/gpu/shared.py), which it records
 
 Tests of one GPU run first, several at a time on every GPU, while the exchange's kernels are compiled; then the others,
 one after another. Where there is no repository (a copy of the sources) BENCHMARK_COMMIT names the commit, with
@@ -25,12 +26,15 @@ from typing import Any
 from benchmarks.suite.record import NAME, SuiteRecord
 from benchmarks.tools import measured, provenance
 from benchmarks.tools.report import RESULTS, ROOT, measured_here
+from eprt import env
 
 NUM_RANKS = 0
 NEEDS_GPU = True
 
-# Compiling takes most of the time of the small tests: two processes share a GPU.
-WORKERS_PER_GPU = 2
+# Compiling takes most of the time of the small tests: two processes share a GPU, more where there are cores for them.
+WORKERS_PER_GPU, MOST_WORKERS_PER_GPU, CORES_OF_WORKER = 2, 6, 2
+# Tests of several ranks that share one GPU, most of whose time is the start of processes.
+SHARING_WORKERS = 2
 HALVES = {"quick": "not long", "long": "long"}  # and what chooses their tests
 _NO_COMMIT = (
     "no commit is known: this is not a git repository, and BENCHMARK_COMMIT is not set "
@@ -44,6 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--half", choices=[*HALVES, "all"], default="all", help="default: %(default)s")
     parser.add_argument("--directory", type=Path, default=RESULTS, help="of the record; default: benchmarks/results")
     parser.add_argument("--resume", action="store_true", help="leave out the tests that the record has as passed")
+    parser.add_argument(
+        "--ranks-per-gpu",
+        type=int,
+        default=env.get("EPRT_RANKS_PER_GPU"),
+        help="so many ranks share a GPU, which takes turns among them (default: %(default)s)",
+    )
     parser.add_argument("--age", action="store_true", help="run nothing: warn if the record is not of this code")
     arguments, for_pytest = parser.parse_known_args(argv)
     if arguments.age:
@@ -53,13 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not for_pytest and provenance.measured_commit()[0] is None:
         print(_NO_COMMIT, file=sys.stderr)
         return 2
-    gpus = describe_gpus()
+    if arguments.ranks_per_gpu < 1:
+        parser.error(f"--ranks-per-gpu {arguments.ranks_per_gpu}: must be at least 1")
+    gpus = {**describe_gpus(), "ranks_per_gpu": arguments.ranks_per_gpu}
     if not gpus["gpus"]:
         print("tests/gpu needs an NVIDIA GPU that torch can use, and there is none: `eprt env`", file=sys.stderr)
         return 2
     halves = list(HALVES) if arguments.half == "all" else [arguments.half]
+    # For all processes that tests start.
+    os.environ["EPRT_RANKS_PER_GPU"] = str(arguments.ranks_per_gpu)
     if for_pytest:
-        return run_part(halves, for_pytest, len(gpus["gpus"]))
+        return run_part(halves, for_pytest, len(gpus["gpus"]), arguments.ranks_per_gpu)
     return run(halves, arguments.directory / f"{NAME}.json", gpus, arguments.resume)
 
 
@@ -90,10 +104,11 @@ def driver_version() -> str:
 def run(halves: Sequence[str], path: Path, gpus: dict[str, Any], resume: bool) -> int:
     """One half after the other, with a record. path: of its file."""
     head, failed = {**measured_here(), "code": provenance.code_digest()}, 0
-    with kernels_compiled_ahead(num_gpus := len(gpus["gpus"])):
+    num_gpus, ranks_per_gpu = len(gpus["gpus"]), gpus["ranks_per_gpu"]
+    with kernels_compiled_ahead(num_gpus * ranks_per_gpu):
         for half in halves:
             record = SuiteRecord(path, head, gpus, half, resume=resume)
-            for phase in phases(half, num_gpus):
+            for phase in phases(half, num_gpus, ranks_per_gpu):
                 failed |= run_pytest(phase, num_gpus, record)
             if not any(row["outcome"] == "stopped" for row in record.rows.values()):
                 record.finish()
@@ -102,20 +117,20 @@ def run(halves: Sequence[str], path: Path, gpus: dict[str, Any], resume: bool) -
     return int(failed)
 
 
-def run_part(halves: Sequence[str], for_pytest: Sequence[str], num_gpus: int) -> int:
+def run_part(halves: Sequence[str], for_pytest: Sequence[str], num_gpus: int, ranks_per_gpu: int) -> int:
     """The tests that pytest's arguments choose, without a record."""
     failed = 0
     for half in halves:
-        for phase in phases(half, num_gpus):
+        for phase in phases(half, num_gpus, ranks_per_gpu):
             failed |= run_pytest([*phase, *for_pytest], num_gpus)
     print("no record is written for a part of a half")
     return int(failed)
 
 
 @contextlib.contextmanager
-def kernels_compiled_ahead(num_gpus: int) -> Iterator[None]:
+def kernels_compiled_ahead(num_ranks: int) -> Iterator[None]:
     """The exchange's kernels, beside what runs in the block."""
-    ahead = subprocess.Popen([sys.executable, "-m", "tests.gpu.ahead", *map(str, sorted({1, num_gpus}))], cwd=ROOT)
+    ahead = subprocess.Popen([sys.executable, "-m", "tests.gpu.ahead", *map(str, sorted({1, num_ranks}))], cwd=ROOT)
     try:
         yield
     finally:
@@ -123,11 +138,13 @@ def kernels_compiled_ahead(num_gpus: int) -> Iterator[None]:
         ahead.wait()
 
 
-def phases(half: str, num_gpus: int) -> list[list[str]]:
+def phases(half: str, num_gpus: int, ranks_per_gpu: int = 1) -> list[list[str]]:
     """pytest's arguments, one run after the other: tests of one GPU side by side, then the others."""
     several = importlib.util.find_spec("xdist") is not None
-    workers = ["-n", str(WORKERS_PER_GPU * num_gpus)] if several else []
-    return [[*workers, "-m", f"one_gpu and {HALVES[half]}"], ["-m", f"not one_gpu and {HALVES[half]}"]]
+    per_gpu = min(MOST_WORKERS_PER_GPU, (os.cpu_count() or 1) // (CORES_OF_WORKER * num_gpus))
+    alone = ["-n", str(max(WORKERS_PER_GPU, per_gpu) * num_gpus)] if several else []
+    together = ["-n", str(SHARING_WORKERS), "--maxschedchunk", "1"] if several and num_gpus == 1 < ranks_per_gpu else []
+    return [[*alone, "-m", f"one_gpu and {HALVES[half]}"], [*together, "-m", f"not one_gpu and {HALVES[half]}"]]
 
 
 def run_pytest(arguments: Sequence[str], num_gpus: int, record: SuiteRecord | None = None) -> bool:

@@ -1,7 +1,8 @@
 """The record of a run of tests/gpu: a pytest plugin that notes what every test came to, and its file.
 
 benchmarks/results/gpu_suite.json has the head of every result file (commit, whether the tree was clean, date, machine),
-`config` (GPUs, driver, torch, CUDA, and of each half its seconds and whether it ran to its end), and a row per test:
+`config` (GPUs, how many ranks shared one, driver, torch, CUDA, and of each half its seconds and whether it ran to its
+end), and a row per test:
 
     {"test": "test_ops.py::test_operator[norms]", "half": "quick", "outcome": "passed", "seconds": 21.4, "why": ""}
 
@@ -19,7 +20,7 @@ from typing import Any
 NAME = "gpu_suite"
 PREFIX = "tests/gpu/"
 # What must be equal for two halves to share one record, beside the commit.
-_SAME_MACHINE = ("gpus", "driver", "torch", "cuda")
+_SAME_MACHINE = ("gpus", "ranks_per_gpu", "driver", "torch", "cuda")
 
 
 class SuiteRecord:
@@ -28,7 +29,7 @@ class SuiteRecord:
     Args:
         path: of the file.
         head: of the file: commit, clean, code, date, machine.
-        config: gpus (names), driver, torch, cuda.
+        config: gpus (names), ranks_per_gpu, driver, torch, cuda.
         half: "quick" or "long".
         resume: tests of this half that have passed or were skipped keep their rows, and need not run again.
     """
@@ -103,7 +104,7 @@ def _earlier(path: Path, head: Mapping[str, Any], config: Mapping[str, Any]) -> 
     """What the file holds, if it is of the same code on the same machine."""
     content = json.loads(path.read_text()) if path.is_file() else {}
     same = all(content.get(key) == head[key] for key in ("commit", "code"))
-    same = same and all(content.get("config", {}).get(key) == config[key] for key in _SAME_MACHINE)
+    same = same and all(content.get("config", {}).get(key) == config.get(key) for key in _SAME_MACHINE)
     return content if same else {}
 
 

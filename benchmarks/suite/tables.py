@@ -22,6 +22,8 @@ def run_table(content: Mapping[str, Any]) -> str:
         gpus = [f"{count} {name}" for name, count in Counter(config["gpus"]).items()]
         libraries = f"driver {config['driver']}, CUDA {config['cuda']}, torch {config['torch']}"
         rows += [("GPUs", ", ".join(gpus)), ("with", libraries)]
+        if (ranks := config.get("ranks_per_gpu", 1)) > 1:
+            rows.append(("ranks", f"up to {ranks} shared a GPU, which took turns among them: nothing went over NVLink"))
         rows += [(f"{name} half", _seconds(half)) for name, half in config["halves"].items()]
     return _markdown(("run", "of `make test-gpu`"), rows)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eprt import env
 from eprt.gpu.device import connected_by_nvlink
 from eprt.gpu.driver import CudaError, api, check
 from eprt.gpu.group import RankGroup
@@ -19,7 +20,7 @@ from eprt.gpu.group import RankGroup
 class SymmetricMemory:
     """Zeroed memory on every rank's current device. Construction and close() are collective.
 
-    group: the ranks, one GPU each.
+    group: the ranks, one GPU each, or as many on one as EPRT_RANKS_PER_GPU allows.
     num_bytes: equal on all ranks.
     by_nvlink: refuse GPUs that reach each other by PCIe, which may tear a line of 128 bytes (csrc/cuda/lines.cuh).
     """
@@ -84,16 +85,20 @@ class SymmetricMemory:
 
     def _problem(self, device: int, peers: list[tuple[str, int, int]], here: dict[str, int]) -> str | None:
         own_uuid, own_node, num_bytes = peers[self.group.rank]
+        crowded = sum(peer[:2] == (own_uuid, own_node) for peer in peers) > env.get("EPRT_RANKS_PER_GPU")
         for rank, (uuid, node, size) in enumerate(peers):
             pair = f"{self._where} GPU {device} ({own_uuid}) and rank {rank}'s ({uuid})"
             if size != num_bytes:
                 return f"{self._where} symmetric memory of {num_bytes} B, but rank {rank} asks for {size} B"
             if node != own_node:
                 return f"{pair} are on different nodes: no NVLink between them; use one node, or backend='cpu'"
-            if uuid == own_uuid and rank != self.group.rank:
-                return f"{self._where} and rank {rank} share one GPU ({uuid}); give each rank its own (set_device)"
+            if uuid == own_uuid and rank != self.group.rank and crowded:
+                return (
+                    f"{self._where} and rank {rank} share one GPU ({uuid}); give each rank its own (set_device), or, "
+                    "where nothing is measured, let EPRT_RANKS_PER_GPU say how many may share one"
+                )
             peer = here.get(uuid)
-            if peer is None or peer == device:
+            if peer is None or uuid == own_uuid:
                 continue
             if not torch.cuda.can_device_access_peer(device, peer):
                 return f"{pair} have no peer access; see `nvidia-smi topo -p2p r`, or use backend='cpu'"

@@ -13,8 +13,10 @@ from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
 from eprt.ep.reference import SentTokens
 from tests.gpu.cases_deep_ep_low_latency import Step, make_buffer, make_config, tokens_of
+from tests.gpu.shared import needs_own_gpu
 
 
+@needs_own_gpu
 def late_rank(group: EPGroup) -> None:
     """The last rank is late by some milliseconds: everyone's statistics show it, and only it."""
     buffer = make_buffer(group)

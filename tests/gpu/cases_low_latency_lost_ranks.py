@@ -10,6 +10,7 @@ from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
 from tests.gpu.cases_low_latency import make, make_config
 from tests.gpu.identity import assert_near, expected_identity, identity_step
+from tests.gpu.shared import needs_own_gpu
 
 
 def killed_rank(group: EPGroup, victim: int) -> None:
@@ -97,6 +98,7 @@ def masked_while_awaited(group: EPGroup) -> None:
     backend.close()
 
 
+@needs_own_gpu
 def late_rank(group: EPGroup) -> None:
     """Statistics against the truth: who was late and when, tokens from and to each rank."""
     config = make_config(group, (2048, 8, 4, 32, "same", False))

@@ -1,4 +1,4 @@
-"""Runs a function on N processes with a GPU each, from a pytest test, and shows what they printed.
+"""Runs a function on N processes with a GPU each, or a shared one, from a pytest test, and shows what they printed.
 
     run_gpu_ranks(2, "tests.gpu.cases_low_latency:random_shapes", seed=0)
 
@@ -36,7 +36,7 @@ class StoreGroup(GatherGroup):
 
     def allgather(self, value: Any) -> list[Any]:
         self._num_gathers += 1
-        self._store.set(f"{self._num_gathers}/{self.rank}", pickle.dumps(value))
+        self._store.set(f"{self._num_gathers}/{self.rank}", pickle.dumps(value))  # type: ignore
         return [pickle.loads(self._store.get(f"{self._num_gathers}/{r}")) for r in range(self.size)]
 
     def barrier(self) -> None:
@@ -100,7 +100,7 @@ def main() -> None:
 
 def run_job(rank: int, size: int, port: int, target: str, kwargs: dict[str, Any]) -> None:
     if torch.cuda.is_available():
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     group = StoreGroup(rank, size, port)
     module, function = target.split(":")
     getattr(import_module(module), function)(group, **kwargs)

@@ -5,11 +5,11 @@ import signal
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS
+from tests.gpu.gpus import MOST_RANKS
 
 pytest.importorskip("triton")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(MOST_RANKS < 2, reason="needs two NVIDIA GPUs")]
 FLAGS = ("--max-lost-ranks", "1", "--num-redundant-experts", "32", "--max-num-seqs", "16", "--restart-lost-ranks")
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS, at_ranks, run_case
+from tests.gpu.gpus import MOST_RANKS, at_ranks, not_shared, run_case
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs with peer access")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(MOST_RANKS < 2, reason="needs two NVIDIA GPUs with peer access")]
+pytestmark.append(not_shared("each waits for whoever has the GPU"))
 
 
 @pytest.mark.parametrize("num_ranks", at_ranks(2, 4, 8))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS
+from tests.gpu.gpus import MOST_RANKS, not_shared
 from tests.ranks.launch import run_ranks
 
 pytest.importorskip("triton")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(MOST_RANKS < 1, reason="needs an NVIDIA GPU")]
 CASES = "tests.gpu.cases_migration:run_cases"
 
 
@@ -23,10 +23,17 @@ def test_two_ranks_that_may_share_a_gpu():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.skipif(MOST_RANKS < 2, reason="needs two NVIDIA GPUs")
 def test_two_gpus():
-    names = ["same_tokens", "same_tokens_locally", "same_tokens_fp8", "same_tokens_int8", "copies_need_no_sm"]
+    names = ["same_tokens", "same_tokens_locally", "same_tokens_fp8", "same_tokens_int8"]
     print(run_ranks(2, CASES, names=names, timeout_s=280))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(MOST_RANKS < 2, reason="needs two NVIDIA GPUs")
+@not_shared("a copy within a GPU may be made by its SMs")
+def test_copies_between_gpus_need_no_sm():
+    print(run_ranks(2, CASES, names=["copies_need_no_sm"], timeout_s=280))
 
 
 @pytest.mark.long

@@ -7,11 +7,11 @@ import urllib.request
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS, at_ranks, need_gpus
+from tests.gpu.gpus import MOST_RANKS, at_ranks, need_gpus
 
 pytest.importorskip("triton")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(MOST_RANKS < 1, reason="needs an NVIDIA GPU")]
 
 
 def alone(case: str, *args) -> None:
@@ -87,7 +87,7 @@ def test_the_demo_model_is_right_by_the_kernels_for_hopper():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(NUM_GPUS < 2, reason="needs 2 GPUs")
+@pytest.mark.skipif(MOST_RANKS < 2, reason="needs 2 GPUs")
 def test_a_killed_rank_is_named_and_nobody_hangs():
     import os
     import signal

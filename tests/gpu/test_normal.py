@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.gpu.gpus import LONG_EPOCHS, NUM_GPUS, at_ranks, run_case
+from tests.gpu.gpus import LONG_EPOCHS, MOST_RANKS, at_ranks, not_shared, run_case
 
 CASES = "cases_normal"
 EPOCHS = (300, pytest.param(LONG_EPOCHS, marks=pytest.mark.long))
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs with peer access")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(MOST_RANKS < 2, reason="needs two NVIDIA GPUs with peer access")]
 
 
 def run(num_ranks: int, case: str, **kwargs) -> str:
@@ -70,5 +70,6 @@ def test_more_rows_than_a_static_bound_are_left_out_and_named():
 
 
 @pytest.mark.long
+@not_shared("each waits for whoever has the GPU")
 def test_a_late_rank_shows_in_the_statistics():
     run_case(2, "cases_normal_lost_ranks:late_rank")

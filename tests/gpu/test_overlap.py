@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS, at_ranks, need_gpus
+from tests.gpu.gpus import MOST_RANKS, at_ranks, need_gpus
 
 pytest.importorskip("triton")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(MOST_RANKS < 1, reason="needs an NVIDIA GPU")]
 
 
 @pytest.mark.parametrize("dtype, least", [pytest.param("float32", 1.0, marks=pytest.mark.long), ("bfloat16", 0.7)])

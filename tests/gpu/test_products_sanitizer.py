@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS, run_case
+from tests.gpu.gpus import MOST_RANKS, run_case
 
 SANITIZER = shutil.which("compute-sanitizer")
 
@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.long,
     pytest.mark.one_gpu,
-    pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU"),
+    pytest.mark.skipif(MOST_RANKS < 1, reason="needs an NVIDIA GPU"),
     pytest.mark.skipif(SANITIZER is None, reason="needs compute-sanitizer, of the CUDA toolkit, on PATH"),
 ]
 

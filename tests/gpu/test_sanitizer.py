@@ -4,14 +4,14 @@ import shutil
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS, run_case
+from tests.gpu.gpus import MOST_RANKS, run_case
 
 SANITIZER = shutil.which("compute-sanitizer")
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.long,
-    pytest.mark.skipif(NUM_GPUS < 1, reason="needs NVIDIA GPUs"),
+    pytest.mark.skipif(MOST_RANKS < 1, reason="needs NVIDIA GPUs"),
     pytest.mark.skipif(SANITIZER is None, reason="needs compute-sanitizer, of the CUDA toolkit, on PATH"),
 ]
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from tests.gpu.gpus import NUM_GPUS
+from tests.gpu.gpus import MOST_RANKS
 
 pytest.importorskip("triton")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(MOST_RANKS < 1, reason="needs an NVIDIA GPU")]
 
 
 @pytest.fixture(scope="module")

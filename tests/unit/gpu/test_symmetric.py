@@ -147,6 +147,12 @@ def test_gpus_out_of_reach_are_named_on_every_rank_before_anything_is_allocated(
             raise error
 
 
+def test_ranks_share_a_gpu_where_they_are_told_that_they_may(machine, monkeypatch):
+    machine.uuids, machine.reach = ["GPU-a", "GPU-a"], False
+    monkeypatch.setenv("EPRT_RANKS_PER_GPU", "2")
+    assert on_both(machine) == [[1 << 32, 2 << 32], [(1 << 32) + 1, 2 << 32]]
+
+
 def test_gpus_without_nvlink_are_refused_where_lines_of_128_bytes_must_arrive_whole(machine):
     machine.nvlink = False
     assert on_both(machine) == [[1 << 32, 2 << 32], [(1 << 32) + 1, 2 << 32]]

@@ -37,7 +37,7 @@ def collected(num_gpus: int, *expressions: str, done: tuple[str, ...] = ()) -> l
     """The tests that each expression chooses, on a machine of so many GPUs. done: that need not run again."""
     environment = {**os.environ, "GPU_SUITE_GPUS": str(num_gpus), "GPU_SUITE_DONE": json.dumps(done)}
     environment.pop("PYTEST_XDIST_WORKER", None)  # of this test's own run
-    done = subprocess.run(
+    session = subprocess.run(
         [sys.executable, "-c", COLLECT, *expressions],
         cwd=ROOT,
         env=environment,
@@ -46,7 +46,7 @@ def collected(num_gpus: int, *expressions: str, done: tuple[str, ...] = ()) -> l
         timeout=120,
         check=True,
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("NAMES ")]
+    lines = [line for line in session.stdout.splitlines() if line.startswith("NAMES ")]
     return [json.loads(line.removeprefix("NAMES ")) for line in lines]
 
 
@@ -83,7 +83,7 @@ def test_a_test_is_run_for_the_record_by_a_session_of_pytest(monkeypatch):
     monkeypatch.setenv("GPU_SUITE_DONE", "")
     record = SimpleNamespace(done=["tests/gpu/test_a.py::test_x"])
     statuses = [pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.OK]
-    assert gpu_suite.run_pytest(["-m", "long"], 4, record) is False
+    assert gpu_suite.run_pytest(["-m", "long"], 4, record) is False  # type: ignore
     assert os.environ["GPU_SUITE_GPUS"] == "4" and json.loads(os.environ["GPU_SUITE_DONE"]) == record.done
     assert seen[0][0][-2:] == ["-m", "long"] and seen[0][1] == [record]
     assert gpu_suite.run_pytest([], 4) is False and os.environ["GPU_SUITE_DONE"] == "[]"
@@ -91,12 +91,26 @@ def test_a_test_is_run_for_the_record_by_a_session_of_pytest(monkeypatch):
 
 
 def test_tests_of_one_gpu_run_side_by_side(monkeypatch):
+    monkeypatch.setattr(gpu_suite.os, "cpu_count", lambda: 16)
     assert gpu_suite.phases("quick", 4) == [
         ["-n", "8", "-m", "one_gpu and not long"],
         ["-m", "not one_gpu and not long"],
     ]
+    assert gpu_suite.phases("quick", 1)[0][:2] == ["-n", "6"], "as many as there are cores for"
     monkeypatch.setattr(gpu_suite.importlib.util, "find_spec", lambda name: None)
     assert gpu_suite.phases("long", 4)[0] == ["-m", "one_gpu and long"], "without xdist"
+
+
+def test_ranks_that_share_one_gpu_leave_time_for_another_test_beside_theirs():
+    assert gpu_suite.phases("quick", 1, 4)[1] == ["-n", "2", "--maxschedchunk", "1", "-m", "not one_gpu and not long"]
+    assert gpu_suite.phases("quick", 2, 4)[1] == gpu_suite.phases("quick", 1)[1] == ["-m", "not one_gpu and not long"]
+
+
+def test_where_ranks_share_a_gpu_tests_of_several_run_and_those_that_would_measure_are_left_out(monkeypatch):
+    monkeypatch.setenv("EPRT_RANKS_PER_GPU", "4")
+    (quick,) = collected(1, "not one_gpu and not long")
+    assert "test_normal.py::test_graph_replay[4]" in quick and "test_normal.py::test_graph_replay[2]" not in quick
+    assert not [test for test in quick if "10000" in test]
 
 
 def test_nothing_runs_without_a_commit_or_without_a_gpu(monkeypatch, tmp_path, capsys):
@@ -127,6 +141,7 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(gpu_suite, "describe_gpus", lambda: gpus)
     monkeypatch.setattr(gpu_suite, "run_pytest", session)
     monkeypatch.setattr(gpu_suite.sys, "executable", "true")  # nothing is compiled ahead
+    monkeypatch.setenv("EPRT_RANKS_PER_GPU", "1")  # put back afterwards
     return seen
 
 
@@ -160,6 +175,17 @@ def test_a_copy_without_a_repository_is_told_its_commit(two_gpus, told, clean, m
     assert (content["commit"], content["clean"]) == ("0123abcd", clean)
     assert len(content["rows"]) == 2 and content["config"]["halves"]["quick"]["finished"]
     assert "2 passed, 0 failed, 0 skipped" in capsys.readouterr().out
+
+
+def test_ranks_share_gpus_only_where_the_runner_was_told_so_and_the_record_says_it(two_gpus, tmp_path):
+    sharing = ["--directory", str(tmp_path), "--half", "quick", "--ranks-per-gpu"]
+    for ranks_per_gpu in (2, 3):
+        assert gpu_suite.main([*sharing, str(ranks_per_gpu)]) == 0
+        assert os.environ["EPRT_RANKS_PER_GPU"] == str(ranks_per_gpu)
+    content = json.loads((tmp_path / "gpu_suite.json").read_text())
+    assert content["config"]["ranks_per_gpu"] == 3
+    with pytest.raises(SystemExit):
+        gpu_suite.main([*sharing, "0"])
 
 
 def test_a_part_of_a_half_leaves_no_record(two_gpus, tmp_path, capsys):

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from tests.gpu import launch, spare_ranks
+from tests.gpu import cases_low_latency_lost_ranks, launch, spare_ranks
 from tests.gpu.conftest import gpu_of_worker
 from tests.gpu.gpus import at_ranks
 from tests.gpu.launch import run_gpu_ranks
+from tests.gpu.shared import meaningful
 from tests.gpu.spare_ranks import ROOT
 
 CASES = "tests.unit.benchmarks.suite.rank_case"
@@ -83,18 +84,25 @@ def test_each_worker_sees_one_gpu(worker, total, visible, gpu):
 
 
 @pytest.mark.parametrize(
-    "num_gpus, halves",
+    "most_ranks, halves",
     [(0, "oqll"), (1, "oqll"), (2, "oqll"), (3, "oqll"), (4, "olql"), (6, "olql"), (8, "ollq"), (16, "ollq")],
 )
-def test_one_rank_and_the_most_that_have_gpus_are_quick(num_gpus, halves):
+def test_one_rank_and_the_most_that_have_gpus_are_quick(most_ranks, halves):
     """o: of one GPU; q: quick; l: long. Without one rank among them the fewest are quick, to be skipped by name."""
     want = {"o": ["one_gpu"], "q": [], "l": ["long"]}
-    params = at_ranks(1, 2, 4, 8, num_gpus=num_gpus)
-    if num_gpus >= 2:
+    params = at_ranks(1, 2, 4, 8, most_ranks=most_ranks)
+    if most_ranks >= 2:
         assert [[mark.name for mark in one.marks] for one in params] == [want[half] for half in halves]
-    params = at_ranks((2, 1), (4, 0), (8, 5), num_gpus=num_gpus)
+    params = at_ranks((2, 1), (4, 0), (8, 5), most_ranks=most_ranks)
     assert [one.values for one in params] == [(2, 1), (4, 0), (8, 5)]
     assert [[mark.name for mark in one.marks] for one in params] == [want[half] for half in halves[1:]]
+
+
+def test_what_measures_is_left_out_where_ranks_share_a_gpu_and_is_named(capsys):
+    cases = [cases_low_latency_lost_ranks.late_rank, cases_low_latency_lost_ranks.rank_returns]
+    assert list(meaningful(cases, ranks_per_gpu=1)) == cases and not capsys.readouterr().out
+    assert list(meaningful(cases, ranks_per_gpu=2)) == cases[1:]
+    assert capsys.readouterr().out == "late_rank: left out, ranks share a GPU\n"
 
 
 def test_every_case_that_a_gpu_test_names_exists():

@@ -48,6 +48,13 @@ def test_the_run_says_what_ran_where():
     ]
 
 
+def test_ranks_that_shared_a_gpu_are_not_taken_for_nvlink():
+    shared = {**CONTENT, "config": {**CONTENT["config"], "ranks_per_gpu": 4}}
+    assert "| ranks | up to 4 shared a GPU, which took turns among them: nothing went over NVLink |" in (
+        tables.run_table(shared).splitlines()
+    )
+
+
 def test_a_dirty_tree_and_a_record_without_a_run_say_so():
     assert "`0123abcd0123` with changes that are not committed" in tables.run_table({**CONTENT, "clean": False})
     nothing = {"commit": None, "clean": None, "date": None, "config": {}, "rows": []}
