@@ -325,15 +325,25 @@ class Engine:
         self.ended_by, self._is_suspended, self._left_whole = "", True, False
         return self.membership.state(self._take_outputs())
 
-    def enter_view(self, view: View, rows: Sequence[Sequence[int]], epoch: int, placement_epoch: int = 0) -> None:
+    def enter_view(
+        self,
+        view: View,
+        rows: Sequence[Sequence[int]],
+        epoch: int,
+        placement_epoch: int = 0,
+        lacks_experts: bool = False,
+    ) -> None:
         """Goes on with the ranks of the view. On all of them, each after all have called suspend().
 
         rows: per MoE layer, the logical expert in each slot of all ranks, -1 for none, as for ranks that take no part.
             Experts that this rank does not hold are read from the checkpoint.
         epoch, placement_epoch: above all ranks' in SuspendedState.
+        lacks_experts: some experts have no slot. Tokens are computed without them, and their outputs say so; what they
+            leave in the KV cache is for their own request alone.
         ValueError, before anything changes, where these do not fit; RankLostError where a rank is lost by now.
         """
-        self.membership.enter(view, rows, epoch, placement_epoch)
+        self.membership.enter(view, rows, epoch, placement_epoch, lacks_experts)
+        self.scheduler.lacks_experts = lacks_experts
         self._is_suspended = False
 
     # -- inspection --

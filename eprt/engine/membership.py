@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from eprt.engine.deferred_experts import DeferredExperts, ReadExpert
 from eprt.engine.outputs import SuspendedState, TokenOutput
 from eprt.engine.step_headers import StepHeaders
 from eprt.ep.errors import RankLostError, ViewChangedError
@@ -41,6 +42,8 @@ class Membership:
         self._router, self._migrator = router, migrator
         self._node_of_rank = group.node_of_rank if prefers_local else None
         self._losses: LossWatch | None = None
+        self.deferred = DeferredExperts(model, group.rank, group.size)
+        self._read: list[ReadExpert] = []  # what it has read, for slots that are empty so far
 
     def require_changeable(self) -> None:
         """Raises ValueError, saying why, unless Engine.enter_view() is possible."""
@@ -60,22 +63,28 @@ class Membership:
         self._model.exchange.halt(error, self._group.view.number)
 
     def state(self, outputs: list[TokenOutput]) -> SuspendedState:
-        """Once nothing is under way. A migration is given up."""
+        """Once nothing is under way. A migration is given up. Experts that were read beside the steps count as held."""
         if self._migrator is not None:
             self._migrator.abort("the ranks that take part change")
         epochs = [self._headers.epoch, self._model.exchange.epoch]
         if self._router is not None:
             epochs.append(self._router.epoch)
+        self._read += self.deferred.finish()
+        expert_of_slot = [list(layer.expert_of_slot) for layer in self._model.moe_layers()]
+        for slot, place in self._read:
+            expert_of_slot[place.row][slot] = place.expert
         return SuspendedState(
-            expert_of_slot=[list(layer.expert_of_slot) for layer in self._model.moe_layers()],
+            expert_of_slot=expert_of_slot,
             epoch=max(epochs),
             placement_epoch=0 if self._migrator is None else self._migrator.epoch,
             outputs=outputs,
         )
 
-    def enter(self, view: View, rows: Sequence[Sequence[int]], epoch: int, placement_epoch: int) -> None:
+    def enter(
+        self, view: View, rows: Sequence[Sequence[int]], epoch: int, placement_epoch: int, lacks_experts: bool
+    ) -> None:
         """See Engine.enter_view."""
-        self._check(view, rows, epoch)
+        self._check(view, rows, epoch, lacks_experts)
         self._group.view = view
         self._place_experts(rows)
         try:
@@ -95,10 +104,11 @@ class Membership:
             self._migrator.restart(placement_epoch)
 
     def close(self) -> None:
+        self.deferred.close()
         if self._losses is not None:
             self._losses.close()
 
-    def _check(self, view: View, rows: Sequence[Sequence[int]], epoch: int) -> None:
+    def _check(self, view: View, rows: Sequence[Sequence[int]], epoch: int, lacks_experts: bool) -> None:
         """ValueError before anything changes."""
         self.require_changeable()
         group, layers = self._group, self._model.moe_layers()
@@ -124,7 +134,7 @@ class Membership:
                     f"{gone[0] // per_rank} takes no part"
                 )
             missing = sorted(set(range(layer.slot_map.num_experts)) - set(row))
-            if missing:
+            if missing and not lacks_experts:
                 raise ValueError(f"{where} layer {layer.layer_idx}: no slot holds expert {missing[0]}")
 
     def _place_experts(self, rows: Sequence[Sequence[int]]) -> None:
@@ -132,6 +142,9 @@ class Membership:
         or spare ones."""
         group, layers = self._group, self._model.moe_layers()
         here = [held(layer, group) for layer in layers]
+        for _, place in self._read:
+            here[place.row][place.expert] = place.buffer
+        self._read.clear()
         slot_maps = [
             SlotMap.from_row(
                 np.array(row), layer.slot_map.num_experts, rank=group.rank, node_of_rank=self._node_of_rank
@@ -141,7 +154,7 @@ class Membership:
         wanted = [slot_map.experts_of_rank(group.rank, group.size) for slot_map in slot_maps]
         for layer, buffer_of, experts in zip(layers, here, wanted):
             kept = {buffer_of[expert] for expert in experts if expert in buffer_of}
-            for buffer in set(layer.weight_buffers()) - kept - {-1}:
+            for buffer in {*layer.weight_buffers(), *buffer_of.values()} - kept - {-1}:
                 layer.pool.return_buffer(buffer)
         places: list[ExpertPlace] = []
         for row, (layer, buffer_of, experts) in enumerate(zip(layers, here, wanted)):

@@ -33,6 +33,7 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     num_cached_tokens: int = 0  # on the first output only: prompt tokens found in the prefix cache
     queued_s: float = 0.0  # on the first output only: from the request's arrival at the rank to its admission
     error: str | None = None  # why the engine gave up the request (finish_reason "abort")
+    lacked_experts: bool = False  # the request was computed, in part, without experts that were lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,15 @@ class Request:
     prompt_logprobs: list[PromptLogprob] | None = None  # so far; None: not wanted
     # max_len is that of the next token: with it the request goes to another instance, and its pages are held for that.
     hands_over: bool = False
+    # A step has computed it without experts that were lost: its outputs say so, and no other request may use what such
+    # steps left in its pages.
+    lacked_experts: bool = False
+    has_own_entries: bool = False
     grammar: Any = None  # what matchers of params.structured_outputs are copied from (grammars.py); None: without
+
+    def note_missing_experts(self) -> None:
+        """The step that is being scheduled computes it without some experts."""
+        self.lacked_experts = self.has_own_entries = True
 
     @property
     def priority(self) -> int:

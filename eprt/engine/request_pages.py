@@ -38,13 +38,14 @@ class RequestPages:
         request.prefix_node, request.num_registered = node, len(known)
         request.num_prefilled = len(known) * pool.page_size
         request.prefill_end = num_tokens
+        request.has_own_entries = False
         return True
 
     def begin_bookmarks(self, request: Request, start: int, end: int, num_spare: int) -> tuple[Bookmark, ...]:
         """Those that a step writes which computes the request's positions start..end-1. num_spare: pages that must stay
         available."""
         pool, size = self.pool, self.pool.page_size
-        if not pool.num_bookmark or not pool.enable_prefix_cache:
+        if not pool.num_bookmark or not pool.enable_prefix_cache or request.has_own_entries:
             return ()
         begun = []
         for boundary in range((start // size + 1) * size, end + 1, size):
@@ -72,6 +73,8 @@ class RequestPages:
     def register_full(self, request: Request, num_tokens: int) -> None:
         """Tells the prefix cache of the pages that the request's first num_tokens tokens fill, as far as the tokens
         behind them are known."""
+        if request.has_own_entries:
+            return
         page_size, num_next = self.pool.page_size, self.pool.num_next
         num_tokens = min(num_tokens, int(self.rows.length_M[request.row]) - num_next)
         for i in range(request.num_registered, num_tokens // page_size):

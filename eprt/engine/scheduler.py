@@ -70,6 +70,8 @@ class Scheduler:
         self._decode_ids: list[str] = []
         self._decode_row_B = np.zeros(0, dtype=np.int64)
         self._decodes_changed = False
+        self.lacks_experts = False  # steps compute without some experts (Engine.enter_view)
+        self._may_have_lacked = False  # some request may have been computed so
         self._blocked: tuple[Request, int] | None = None  # head of the queue that did not fit, at which num_releases
 
     @property
@@ -132,6 +134,10 @@ class Scheduler:
         for victim in self.waiting.find_displaced(self.running, self.pool, self.max_running):
             self._preempt(victim)
         self._make_room_for_decodes()
+        if self.lacks_experts:
+            self._may_have_lacked = True
+            for request in self._decodes:
+                request.note_missing_experts()
         sampled, request_ids, row_S = self._decodes, self._decode_ids, self._decode_row_B
         draft_S = choose_drafts(self._decodes, row_S, self.rows, self.pool, len(self.running))
         num_tokens = len(sampled) + (0 if draft_S is None else int(draft_S.sum()))
@@ -218,6 +224,8 @@ class Scheduler:
         if self.replays_decodes and not decoded:
             end = min(end, request.num_prompt)
         known = request.num_registered, request.prefix_node
+        if self.lacks_experts:
+            request.note_missing_experts()
         moves = request.takeover, self.pages.begin_bookmarks(request, start, end, len(self.running))
         self.pages.register_full(request, end)
         return Chunk(request, request.row, start, end, end == request.prefill_end, is_first, decoded, *known, *moves)
@@ -358,6 +366,9 @@ class Scheduler:
                 num_cached_tokens=requests[i].num_cached_tokens or 0,
                 queued_s=requests[i].queued_s,
             )
+        for i, request in enumerate(requests if self._may_have_lacked else ()):
+            if request.lacked_experts:
+                outputs[i] = msgspec.structs.replace(outputs[i], lacked_experts=True)
         for i, logprob in enumerate(sampled.logprobs or ()):
             if logprob is not None:
                 outputs[i] = msgspec.structs.replace(outputs[i], logprob=logprob[0], top_logprobs=logprob[1])

@@ -114,6 +114,8 @@ def _add_losses(group: argparse._ArgumentGroup) -> None:
     text = "seconds that others wait for a rank before it is killed as lost; default: EPRT_TIMEOUT_S, but 1 s (or 10 "
     text += "usual steps) if the rank does nothing"
     group.add_argument("--hang-timeout", dest="hang_timeout_s", type=float, metavar="S", help=text)
+    text = "answer while experts that were lost with a rank are read; such answers say so. Default: requests wait"
+    group.add_argument("--serve-without-experts", action="store_true", help=text)
     text = "replace a lost rank by a new process; if it keeps ending, again after 1, 2, 4 ... 60 s"
     group.add_argument("--restart-lost-ranks", action="store_true", help=text)
 
@@ -175,6 +177,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     _check_values(args)
     _check_losses(args)
     _check_hang_timeout(args)
+    _check_serve_without_experts(args)
     _check_faults(args.inject, None if args.num_ranks is None else args.num_ranks * args.nnodes)
     if args.rebalance == "auto" and not args.spare_experts:
         raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
@@ -235,6 +238,20 @@ def _check_losses(args: argparse.Namespace) -> None:
         raise OptionError(
             "--restart-lost-ranks needs --max-lost-ranks of at least 1, or instances (--decode): else the first loss "
             "ends all"
+        )
+
+
+def _check_serve_without_experts(args: argparse.Namespace) -> None:
+    if not args.serve_without_experts:
+        return
+    if not args.max_lost_ranks:
+        raise OptionError(
+            "--serve-without-experts needs --max-lost-ranks of at least 1: else the first lost rank ends the server"
+        )
+    if args.device != "cpu":
+        raise OptionError(
+            f"--serve-without-experts with --device {args.device}: is for ranks on CPUs; on GPUs give every expert a "
+            "replica (--num-redundant-experts), or copies in host memory (--expert-host-copies node)"
         )
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
@@ -184,6 +185,44 @@ def test_without_capacity_the_server_ends_and_says_why():
     assert server.wait_exit() == 1
     assert "2 ranks of 11 slots per MoE layer hold 22 experts; the model has 32" in server.output()
     assert_nothing_left(processes)
+
+
+def test_with_the_flag_nobody_waits_for_lost_experts_and_answers_say_so():
+    """A rank takes experts with it that nobody else holds. Streams go on before they are read again."""
+    flags = ("--max-lost-ranks", "1", "--num-redundant-experts", "12", "--serve-without-experts")
+    common = {"max_tokens": 400, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+    with RunningServer(MODEL, 4, *flags, variables=PATIENT) as server:
+        bodies = [{"prompt": f"Count from {i} to 60.", **common} for i in range(6)]
+        expected = ask_all(server.url, bodies)
+        assert all("served_without_experts" not in answer for answer in expected)
+        answers: list[dict] = []
+        asking = threading.Thread(target=lambda: answers.extend(ask_all(server.url, bodies)), daemon=True)
+        asking.start()
+        wait_until(lambda: num_sequences(server.url) >= 6, "requests")
+        os.kill(pid_of(server.url, 3), signal.SIGKILL)
+        asking.join(PATIENCE_S)
+        assert [answer["usage"]["completion_tokens"] for answer in answers] == [400] * 6
+        assert any(answer.get("served_without_experts") for answer in answers), server.output()
+        wait_until(lambda: not ranks_document(server.url)["missing_experts"], "the experts")
+        assert "experts of all layers are read meanwhile" in server.output()
+        assert metric(server.url, "eprt_missing_experts") == 0
+        assert metric(server.url, "eprt_view_change_seconds_count") == 2 and ranks_document(server.url)["view"] == 2
+        again = ask_all(server.url, bodies)
+        assert [told(answer) for answer in again] == [told(answer) for answer in expected]
+        assert server.stop() == 0, server.output()
+        assert "Traceback" not in server.output(), server.output()
+
+
+def ask_all(url: str, bodies: list[dict]) -> list[dict]:
+    """The answers to requests that are asked at once."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(
+            pool.map(lambda body: httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).json(), bodies)
+        )
+
+
+def told(answer: dict) -> tuple:
+    return [choice["token_ids"] for choice in answer["choices"]], answer.get("served_without_experts")
 
 
 def test_a_flag_that_cannot_be_kept_is_refused_with_the_arithmetic():

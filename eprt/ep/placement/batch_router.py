@@ -43,7 +43,7 @@ class BatchRouter:
         The exchange and the split are the host's: choices on a GPU are waited for, so such a step is not recorded.
         """
         expert_TK = expert_idx_TK.cpu().numpy()
-        if not slot_map.has_replicas:  # on all ranks alike
+        if not slot_map.has_replicas or slot_map.lacks_experts:  # on all ranks alike
             return slot_map.slot_idx(torch.from_numpy(expert_TK)).to(expert_idx_TK.device)
         count_E = np.bincount(expert_TK.reshape(-1) + 1, minlength=self._num_experts + 1)[1:]  # without the masked
         count_SE = self._counts.all_gather(count_E)  # type: ignore[arg-type]

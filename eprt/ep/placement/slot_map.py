@@ -81,6 +81,11 @@ class SlotMap:
         return self.slot_LX.shape[0] - 1
 
     @property
+    def lacks_experts(self) -> bool:
+        """Whether some expert has no slot: choices of it get the slot -1."""
+        return bool((self.slot_LX[:-1, 0] < 0).any())
+
+    @property
     def has_replicas(self) -> bool:
         return self.slot_LX.shape[1] > 1
 

@@ -15,7 +15,7 @@ from eprt.serve.openai.choice import Choice, Delta
 from eprt.serve.openai.job import GenerationJob
 from eprt.serve.openai.logprobs import LogprobWriter
 from eprt.serve.openai.usage import Usage
-from eprt.serve.openai.writers import AnswerWriter, Part, event
+from eprt.serve.openai.writers import AnswerWriter, Part, event, told_of_experts
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "end_turn"}
 # Clients hand thoughts back with a signature of who wrote them. Nobody signs them here, and none is asked for.
@@ -43,7 +43,7 @@ class MessageWriter(AnswerWriter):
             if not isinstance(arguments, dict):  # a model's call with a list, say; the API knows objects
                 arguments = {"arguments": arguments}
             content.append({**self._tool_use(call.number, call.name), "input": arguments})
-        return {**self._message(content, usage), **_end(choice)}
+        return {**self._message(content, usage), **_end(choice), **told_of_experts(choice)}
 
     def _message(self, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         return {
@@ -69,7 +69,8 @@ class MessageWriter(AnswerWriter):
         data = b"".join(self._grow(delta))
         if delta.finish_reason is None:
             return data
-        return data + self._close() + _event("message_delta", delta=_end(choice), usage=_usage(usage()))
+        end = {"delta": _end(choice), "usage": _usage(usage()), **told_of_experts(choice)}
+        return data + self._close() + _event("message_delta", **end)
 
     def last_events(self, usage: Callable[[], Usage]) -> bytes:
         return _event("message_stop")

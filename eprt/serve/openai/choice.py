@@ -73,6 +73,7 @@ class Choice:
         self.index, self.prompt_token_ids = index, prompt_token_ids
         self.num_tokens = self.num_cached_tokens = 0
         self.finish_reason: str | None = None  # None while the sequence runs
+        self.lacked_experts = False  # it was computed, in part, without experts that were lost
         self.prompt_logprobs: Sequence[PromptLogprob] = ()
         self._params, self._tokenizer, self._echo, self._formats = params, tokenizer, echo, formats
         self._text = SequenceText(tokenizer, params, keeps_special_tokens=formats.keeps_special_tokens)
@@ -91,6 +92,7 @@ class Choice:
         if output.error is not None:
             raise ApiError(500, f"the engine gave the request up: {output.error}", code="engine_error")
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self.lacked_experts |= output.lacked_experts
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         if output.prompt_logprobs is not None and self._echo is not None and self._params.logprobs is not None:

@@ -57,10 +57,13 @@ class OpenAIWriter(AnswerWriter):
 
     def document(self, parts: list[Part], usage: Usage) -> dict[str, Any]:
         choices = [self.whole_choice(choice, delta) for choice, delta in parts]
-        return {**self._head(self.document_kind), "choices": choices, "usage": usage.document()}
+        head = {**self._head(self.document_kind), **told_of_experts(*(choice for choice, _ in parts))}
+        return {**head, "choices": choices, "usage": usage.document()}
 
     def delta_events(self, choice: Choice, delta: Delta, usage: Callable[[], Usage]) -> bytes:
         chunk = {**self._head(self.chunk_kind), "choices": [self.chunk_choice(choice, delta)]}
+        if delta.finish_reason is not None:
+            chunk |= told_of_experts(choice)
         if self.job.include_usage or self.job.continuous_usage:
             chunk["usage"] = usage().document() if self.job.continuous_usage else None
         return event(chunk)
@@ -171,6 +174,11 @@ class ChatWriter(OpenAIWriter):
 
     def _call_id(self, choice: Choice, call: CallDelta) -> str:
         return f"call_{self.job.request_id}_{choice.index}_{call.number}"
+
+
+def told_of_experts(*choices: Choice) -> dict[str, bool]:
+    """What an answer says where one of these was computed without experts that were lost; else nothing."""
+    return {"served_without_experts": True} if any(choice.lacked_experts for choice in choices) else {}
 
 
 def event(document: dict[str, Any], name: str | None = None) -> bytes:

@@ -124,9 +124,12 @@ class Elasticity:
 
     # -- changes under way --
 
-    def on_message(self, rank: Rank, message: msg.Lost | msg.Suspended | msg.Resumed) -> None:
+    def on_message(self, rank: Rank, message: msg.Lost | msg.Suspended | msg.Resumed | msg.ExpertsLoaded) -> None:
         if isinstance(message, msg.Lost):
             self._on_lost(rank, message)
+        elif isinstance(message, msg.ExpertsLoaded):
+            self._roster.on_loaded(rank.rank, message)
+            self._begin_next()
         elif isinstance(message, msg.Suspended):
             try:
                 self._roster.on_suspended(rank.rank, message, self._pids())
@@ -158,11 +161,12 @@ class Elasticity:
             self._pool.router.open_rank(rank)
         for listener in self.on_view:
             listener(view)
-        _log.info("view %d: ranks %s take part", view.number, ", ".join(map(str, self._roster.members)))
+        without = f"; {view.num_missing} experts of all layers are read meanwhile" if view.num_missing else ""
+        _log.info("view %d: ranks %s take part%s", view.number, ", ".join(map(str, self._roster.members)), without)
         self._begin_next()
 
     def _begin_next(self) -> None:
-        """What waited for the end of a change: ranks that join or leave."""
+        """What waited for the end of a change: ranks that join or leave, experts that were read meanwhile."""
         if self._roster.changing or self._pool.state not in ("serving", "draining"):
             return
         loaded = [r for r in self._joiners.values() if r.info is not None]
@@ -172,7 +176,7 @@ class Elasticity:
             for rank in leaving:
                 self._stay(rank, words)
             leaving = ()
-        if loaded or leaving:
+        if loaded or leaving or self._roster.has_loaded:
             for rank in loaded:
                 self._pool.ranks[rank.rank] = self._joiners.pop(rank.rank)
             enters = {rank.rank for rank in loaded}
@@ -334,6 +338,7 @@ class Elasticity:
             "changing": self._roster.changing,
             "max_lost_ranks": self.max_lost_ranks,
             "ranks_lost": self._roster.num_lost,
+            "missing_experts": self._roster.num_missing,
             "requests_replayed": self._pool.sequences.num_moved,
             "ranks": ranks,
         }

@@ -178,6 +178,15 @@ class Resume(_Message, frozen=True):
     epoch: int  # at which all exchanges go on; larger than any that a rank has used
     placement_epoch: int  # of the placement that rows are
     pids: list[int]  # of all ranks: whom to watch from now on
+    lacks_experts: bool = False  # rows has no slot for some experts: LoadExperts follows
+
+
+class LoadExperts(_Message, frozen=True):
+    """Some experts have no slot in the view that has been entered. Read those that come here, between steps or beside
+    them, and say ExpertsLoaded; Suspended then tells of them."""
+
+    view: int
+    rows: list[list[int]]  # as Resume has them, with every expert
 
 
 class Go(_Message, frozen=True):
@@ -297,6 +306,12 @@ class Resumed(_Message, frozen=True):
     view: int
 
 
+class ExpertsLoaded(_Message, frozen=True):
+    """This rank has read what LoadExperts gave it."""
+
+    view: int  # of the LoadExperts
+
+
 class Bye(_Message, frozen=True):
     """This rank left its loop: together with the others, as Stop asked, or alone, as a Suspend without it asked."""
 
@@ -317,6 +332,7 @@ ToRank = (
     | Refused
     | Suspend
     | Resume
+    | LoadExperts
     | Go
 )
 ToFrontend = (
@@ -334,6 +350,7 @@ ToFrontend = (
     | Lost
     | Suspended
     | Resumed
+    | ExpertsLoaded
     | Bye
 )
 

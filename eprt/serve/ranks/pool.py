@@ -86,7 +86,9 @@ class RankPool:
         self.sequences = Sequences(self.router, metrics, self.next_seq, *settings)
         self.quiet = self.sequences.quiet  # no sequence runs
         self.max_sequences = config.num_ranks * self.router.max_requests_per_rank
-        self.roster = Roster(config.num_ranks, self._send, lambda: self.infos[0].num_experts)
+        self.roster = Roster(
+            config.num_ranks, self._send, lambda: self.infos[0].num_experts, config.options.serve_without_experts
+        )
         self.elasticity = Elasticity(self, config.options)
         self.name = ""  # for lines to the operator, where the server has several pools
         self.handoffs: HandoffEvents | None = None  # likewise
@@ -313,7 +315,7 @@ class RankPool:
                 _log.error("%s: %s", rank, text)
             case msg.Fatal(text, lost_rank, hung):
                 self._on_fatal(rank, text, lost_rank, hung)
-            case msg.Lost() | msg.Suspended() | msg.Resumed():
+            case msg.Lost() | msg.Suspended() | msg.Resumed() | msg.ExpertsLoaded():
                 self.elasticity.on_message(rank, message)
             case msg.Bye():
                 rank.left = True

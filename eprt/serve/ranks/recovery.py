@@ -57,6 +57,23 @@ def recovery_rows(contents: Mapping[int, Sequence[Sequence[int]]], num_ranks: in
     return held_LNS.reshape(num_layers, -1).tolist()
 
 
+def rows_without_loading(
+    rows: Sequence[Sequence[int]], contents: Mapping[int, Sequence[Sequence[int]]]
+) -> list[list[int]]:
+    """rows of recovery_rows(contents), less what its rank would have to load: those slots are EMPTY."""
+    reduced = [list(row) for row in rows]
+    for rank, held_L in contents.items():
+        for row, held in zip(reduced, held_L):
+            slots = slice(rank * len(held), (rank + 1) * len(held))
+            row[slots] = [expert if expert in held else EMPTY for expert in row[slots]]
+    return reduced
+
+
+def count_missing(rows: Sequence[Sequence[int]], num_experts: int) -> int:
+    """Experts without a slot, of all layers together."""
+    return sum(num_experts - len(set(row) - {EMPTY}) for row in rows)
+
+
 def _place_missing(held_NS: np.ndarray, ranks: Sequence[int], num_experts: int, num_loads_N: np.ndarray) -> None:
     """Writes one layer's missing experts into held_NS."""
     rank_R = np.array(ranks)

@@ -29,5 +29,7 @@ class ViewCollector:
         yield CounterMetricFamily("eprt_ranks_lost", "Ranks that were lost while others served on", roster.num_lost)
         text = "Sequences that went on on another rank than theirs"
         yield CounterMetricFamily("eprt_requests_replayed", text, self._sequences.num_moved)
+        text = "Experts, of all layers together, that are read while the ranks serve without them"
+        yield GaugeMetricFamily("eprt_missing_experts", text, roster.num_missing)
         text = "From a view's beginning until all its ranks have entered it"
         yield SummaryMetricFamily("eprt_view_change_seconds", text, roster.num_changes, roster.change_s)

@@ -62,7 +62,7 @@ class Worker:
         self._go: msg.Go | None = None
         self._boundary: msg.Suspend | None = None  # to be done when all ranks know of it
         self._view = 0  # number of the latest view that this rank was told of
-        engine.handoff.wake = channel.add_waker()
+        engine.handoff.wake = engine.membership.deferred.wake = channel.add_waker()
         if survives:
             engine.group.interrupt = self._look_for_suspend
             engine.membership.watch_losses()
@@ -170,10 +170,15 @@ class Worker:
                         self._engine.leave_at_boundary(view)
                 case msg.Resume():
                     self._resume = message
+                case msg.LoadExperts(view, rows):
+                    if view == self._view and self._suspend is None:
+                        self._engine.membership.deferred.begin(rows)
                 case msg.Go():
                     self._go = message
                 case msg.Refused(reason):
                     raise OptionError(reason)
+        if self._engine.membership.deferred.take_end():
+            self._channel.send(msg.ExpertsLoaded(self._view))
         for event in self._engine.handoff.advance():
             self._channel.send(_handoff_message(event))
         # One by one: a signal may append another between any two instructions.
@@ -232,7 +237,7 @@ class Worker:
                 group.watch(rank, pid)
         view = View(resume.view, tuple(alive))
         try:
-            self._engine.enter_view(view, resume.rows, resume.epoch, resume.placement_epoch)
+            self._engine.enter_view(view, resume.rows, resume.epoch, resume.placement_epoch, resume.lacks_experts)
         except RankLostError as error:  # another view is to come
             self._channel.send(msg.Lost(error.lost, False, str(error)))
             return

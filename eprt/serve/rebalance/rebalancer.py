@@ -313,7 +313,8 @@ class Rebalancer:
         if not view.rows:
             return
         before, reason = self.placement, f"view {view.number} began"
-        self._placement = Placement(np.array(view.rows), before.num_gpus, before.num_nodes, view.placement_epoch)
+        if not view.num_missing:  # else the next view has them all, soon
+            self._placement = Placement(np.array(view.rows), before.num_gpus, before.num_nodes, view.placement_epoch)
         if view.returned:
             self.server_id = os.urandom(8).hex()  # a new process counts from 0: the load before is another history
         if self._following is not None and self.is_migrating and self.migration is not None:

@@ -15,7 +15,7 @@ from eprt.serve.openai.job import GenerationJob
 from eprt.serve.openai.logprobs import LogprobWriter
 from eprt.serve.openai.tools import CallDelta
 from eprt.serve.openai.usage import Usage
-from eprt.serve.openai.writers import AnswerWriter, Part, event
+from eprt.serve.openai.writers import AnswerWriter, Part, event, told_of_experts
 from eprt.serve.responses.items import messages_of
 from eprt.serve.responses.request import ResponseRequest
 from eprt.serve.responses.store import ResponseStore
@@ -36,6 +36,7 @@ class ResponseWriter(AnswerWriter):
         self._is_open = False  # the last does
         self._status = "in_progress"
         self._num_events = 0
+        self._told_of_experts: dict[str, bool] = {}
 
     # -- the whole --
 
@@ -85,6 +86,7 @@ class ResponseWriter(AnswerWriter):
             "truncation": "disabled",
             "usage": None if usage is None else _usage(usage),
             "user": raw.get("user"),
+            **self._told_of_experts,
         }
 
     # -- events --
@@ -189,6 +191,7 @@ class ResponseWriter(AnswerWriter):
         if not self._items:
             data = b"".join(self._add_text("message", "", Delta()))
         self._status = _STATUS.get(choice.finish_reason or "", "completed")
+        self._told_of_experts = told_of_experts(choice)
         return data + self._close("completed" if self._status == "completed" else "incomplete")
 
 

@@ -46,6 +46,11 @@ from tests.unit.cases import MODEL
         (["-n", "2", "--max-lost-ranks", "2"], "--max-lost-ranks 2: must be in 0..1 with -n 2"),
         (["-n", "2", "--max-lost-ranks", "-1"], "--max-lost-ranks -1: must be in 0..1 with -n 2"),
         (["-n", "2", "--restart-lost-ranks"], "--restart-lost-ranks needs --max-lost-ranks of at least 1"),
+        (["-n", "2", "--serve-without-experts"], "--serve-without-experts needs --max-lost-ranks of at least 1"),
+        (
+            ["-n", "2", "--max-lost-ranks", "1", "--serve-without-experts", "--device", "cuda"],
+            "--serve-without-experts with --device cuda: is for ranks on CPUs",
+        ),
         (["-n", "2", "--hang-timeout", "2"], "--hang-timeout 2: needs --max-lost-ranks of at least 1, or instances"),
         (["--decode", "1", "--hang-timeout", "0.1"], "--hang-timeout 0.1: must be in 0.5..30: .* EPRT_TIMEOUT_S=30 s"),
         (["-n", "2", "--max-lost-ranks", "1", "--hang-timeout", "31"], "--hang-timeout 31: must be in 0.5..30"),

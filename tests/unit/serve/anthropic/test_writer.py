@@ -73,3 +73,13 @@ def test_an_error_has_anthropics_shape():
     writer, _ = new_writer()
     (event,) = events(writer.error_events(ApiError(503, "later", code="full")))
     assert event["error"] == {"type": "overloaded_error", "message": "later"} and event["request_id"] == "id"
+
+
+def test_a_message_that_was_computed_without_experts_says_so():
+    for lacked in (False, True):
+        writer, choice = new_writer()
+        choice.finish_reason, choice.lacked_experts = "stop", lacked
+        assert writer.document([(choice, Delta(text="Yes"))], USAGE).get("served_without_experts", False) == lacked
+        writer, _ = new_writer()
+        *_, end = events(writer.delta_events(choice, Delta(text="Yes", finish_reason="stop"), lambda: USAGE))
+        assert end["type"] == "message_delta" and end.get("served_without_experts", False) == lacked

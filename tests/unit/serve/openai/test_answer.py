@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from eprt.engine.outputs import TokenOutput
 from eprt.engine.sampling_params import SamplingParams
@@ -193,3 +194,23 @@ def test_reasoning_has_fields_of_its_own_and_its_tokens_are_counted(tokenizer, s
     assert (message["reasoning_content"], message["content"]) == ("The quick", "brown fox")
     num_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
     assert 0 < num_reasoning < usage["completion_tokens"] == len(tokenizer.encode("The quick\n</think>\n\nbrown fox"))
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+@pytest.mark.parametrize("lacking", [(), (1,)])
+def test_an_answer_that_was_computed_without_experts_says_so_once(tokenizer, endpoint, lacking):
+    def ranks() -> Ranks:
+        made = Ranks(TEXT, TEXT, tokenizer=tokenizer)
+        made.generation._arrived = [
+            (index, replace(output, lacked_experts=index in lacking)) for index, output in made.generation._arrived
+        ]
+        return made
+
+    two = job(endpoint=endpoint, params=SamplingParams(n=2))
+    document = collect(new_answer(two, ranks().generation, tokenizer))
+    assert document.get("served_without_experts") == (True if lacking else None)
+    told = [
+        event for event in events(new_answer(two, ranks().generation, tokenizer)) if "served_without_experts" in event
+    ]
+    assert [chunk["choices"][0]["index"] for chunk in told] == list(lacking)
+    assert all(chunk["choices"][0]["finish_reason"] == "length" for chunk in told)

@@ -42,6 +42,7 @@ TO_RANK = [
     messages.Refused("the slot is taken"),
     messages.Suspend(1, [True, False], 5),
     messages.Resume(1, [[0, 1, -1, -1]], 7, 2, [10, 11]),
+    messages.LoadExperts(1, [[0, 1, 2, 3]]),
     messages.Go(1, 6),
 ]
 TO_FRONTEND = [
@@ -63,6 +64,7 @@ TO_FRONTEND = [
     messages.Lost(1, True, "waited 30 s"),
     messages.Suspended(1, [[0, 1]], 6, 1),
     messages.Resumed(1),
+    messages.ExpertsLoaded(1),
     messages.Bye(),
 ]
 

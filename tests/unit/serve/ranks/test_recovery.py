@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from eprt.serve.ranks.recovery import CapacityError, check_capacity, recovery_rows
+from eprt.serve.ranks.recovery import (
+    CapacityError,
+    check_capacity,
+    count_missing,
+    recovery_rows,
+    rows_without_loading,
+)
 
 
 def test_what_is_held_stays_and_lost_slots_are_empty():
@@ -58,3 +64,21 @@ def test_capacity_is_checked_at_the_start_with_what_would_do():
         check_capacity(16, num_redundant=0, num_ranks=4, max_lost=1)
     with pytest.raises(CapacityError, match="4 ranks cannot lose 4: one must be left"):
         check_capacity(16, num_redundant=99, num_ranks=4, max_lost=4)
+
+
+def test_what_ranks_would_load_is_left_out_and_every_other_expert_keeps_a_slot():
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        num_ranks, num_slots = int(rng.integers(1, 5)), int(rng.integers(2, 6))
+        num_experts = int(rng.integers(1, num_ranks * num_slots + 1))
+        contents = {rank: rng.integers(-1, num_experts, (2, num_slots)).tolist() for rank in range(num_ranks)}
+        rows = recovery_rows(contents, num_ranks + 1, num_experts)
+        reduced = rows_without_loading(rows, contents)
+        held = [{e for of in contents.values() for e in of[layer]} - {-1} for layer in range(2)]
+        assert [set(row) - {-1} for row in reduced] == held
+        assert count_missing(reduced, num_experts) == sum(num_experts - len(of) for of in held)
+        for row, whole, layer in zip(reduced, rows, range(2)):
+            for slot, expert in enumerate(whole):
+                rank = slot // num_slots
+                kept = rank in contents and expert in contents[rank][layer]
+                assert row[slot] == (expert if kept else -1)

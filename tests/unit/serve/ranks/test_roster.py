@@ -2,7 +2,7 @@
 
 import pytest
 
-from eprt.serve.ranks.messages import Go, Resume, Resumed, Suspend, Suspended
+from eprt.serve.ranks.messages import ExpertsLoaded, Go, LoadExperts, Resume, Resumed, Suspend, Suspended
 from eprt.serve.ranks.recovery import CapacityError
 from eprt.serve.ranks.roster import Roster
 
@@ -13,9 +13,11 @@ PIDS = [7, 8, 9]
 class Server:
     """Three ranks of two slots each, three experts."""
 
-    def __init__(self):
+    def __init__(self, num_experts: int = 3, defers_loading: bool = False):
         self.sent: list[tuple[int, object]] = []
-        self.roster = Roster(3, lambda rank, message: self.sent.append((rank, message)), lambda: 3)
+        self.roster = Roster(
+            3, lambda rank, message: self.sent.append((rank, message)), lambda: num_experts, defers_loading
+        )
 
     def take_sent(self) -> list[tuple[int, object]]:
         sent, self.sent = self.sent, []
@@ -98,3 +100,42 @@ def test_a_rank_that_leaves_is_told_and_not_waited_for():
     server.suspended(0), server.suspended(1)
     assert server.roster.changing
     assert server.resumed(0) is None and server.resumed(1) is not None
+
+
+def test_ranks_serve_while_they_read_what_was_lost():
+    """Of four experts, one is lost with rank 1. The slot that is to get it holds a replica until then."""
+    server = Server(num_experts=4, defers_loading=True)
+    roster = server.roster
+    roster.begin([True, False, True])
+    server.suspended(0)
+    held = Suspended(1, [[2, 0]], 0, 0)
+    roster.on_suspended(2, held, PIDS)
+    whole, reduced = [[3, 1, -1, -1, 2, 0]], [[-1, 1, -1, -1, 2, 0]]
+    resume = Resume(1, reduced, 1, 1, PIDS, lacks_experts=True)
+    assert [message for _, message in server.take_sent()[-2:]] == [resume, resume]
+    server.resumed(0)
+    view = server.resumed(2)
+    assert view.num_missing == roster.num_missing == 1 and view.rows == reduced
+    sent = [(rank, message) for rank in (0, 2) for message in (LoadExperts(1, whole), Go(1, 9))]
+    assert server.take_sent() == sent and not roster.is_whole and not roster.has_loaded
+    roster.on_loaded(0, ExpertsLoaded(1))
+    roster.on_loaded(2, ExpertsLoaded(0))  # of another view
+    assert not roster.has_loaded
+    roster.on_loaded(2, ExpertsLoaded(1))
+    assert roster.has_loaded
+    roster.begin([True, False, True], after_seq=12)
+    assert not roster.has_loaded
+    roster.on_suspended(0, Suspended(2, [[3, 1]], 5, 1), PIDS)
+    roster.on_suspended(2, Suspended(2, [[2, 0]], 5, 1), PIDS)
+    assert server.take_sent()[-1] == (2, Resume(2, whole, 6, 2, PIDS))
+    server.resumed(0)
+    assert server.resumed(2).num_missing == 0 == roster.num_missing
+    assert [type(message) for _, message in server.take_sent()] == [Go, Go]
+
+
+def test_nobody_serves_without_experts_unless_that_is_asked_for():
+    server = Server(num_experts=4)
+    server.roster.begin([True, False, True])
+    server.suspended(0)
+    server.roster.on_suspended(2, Suspended(1, [[2, 0]], 0, 0), PIDS)
+    assert server.take_sent()[-1] == (2, Resume(1, [[3, 1, -1, -1, 2, 0]], 1, 1, PIDS))

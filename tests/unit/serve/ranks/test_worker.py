@@ -64,6 +64,8 @@ class GivenEngine:
         self.results, self.seen, self.added, self.aborted = list(results), [], [], []
         self.model = SimpleNamespace(exchange=Exchange({}))
         self.migrator, self.step_waits = Mock(active=False), None
+        self.deferred = Mock(**{"take_end.return_value": False})
+        self.membership = SimpleNamespace(deferred=self.deferred)
         self.handoff, self.intake = Mock(source=None, **{"advance.return_value": []}), Mock()
         self.recorder = SimpleNamespace(
             sample=lambda: np.array([[[1], [2]]], np.int8), sample_steps=lambda: np.array([5, 6])

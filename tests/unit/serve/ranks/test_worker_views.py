@@ -10,7 +10,9 @@ from eprt.serve.ranks import start_engine
 from eprt.serve.ranks.messages import (
     AbortRequest,
     Admit,
+    ExpertsLoaded,
     Go,
+    LoadExperts,
     Lost,
     Refused,
     Resume,
@@ -65,9 +67,10 @@ class ElasticEngine(GivenEngine):
         self.num_suspended += 1
         return SuspendedState([[0, 1]], epoch=9, placement_epoch=2, outputs=[TokenOutput("1", self.num_suspended)])
 
-    def enter_view(self, view, rows, epoch, placement_epoch) -> None:
+    def enter_view(self, view, rows, epoch, placement_epoch, lacks_experts) -> None:
         if self.view_errors:
             raise self.view_errors.pop(0)
+        self.lacks_experts = lacks_experts
         self.views.append((view.number, view.alive, rows, epoch, placement_epoch))
 
 
@@ -124,6 +127,28 @@ def test_a_rank_that_is_lost_while_others_enter_is_told_of_and_the_next_view_awa
     lost = Lost(0, False, str(RankLostError(1, 2, 0, "the change of the view")))
     assert answers(channel) == [Suspended(1, [[0, 1]], 9, 2), lost, Suspended(2, [[0, 1]], 9, 2), Resumed(2)]
     assert [view[:2] for view in engine.views] == [(2, (False, True))]
+
+
+def test_experts_are_read_beside_the_steps_of_a_view_and_their_end_is_told_once():
+    """One that came for a view whose Suspend is here already is not begun."""
+    rows = [[0, 1, 2, 3]]
+    channel = GivenChannel(
+        [Suspend(1, [True, True])],
+        [replace(RESUME, lacks_experts=True)],
+        [LoadExperts(1, rows), Go(1, 2)],
+        [Wake(3)],
+        [],
+        [Suspend(2, [True, True]), LoadExperts(1, rows)],
+        [replace(RESUME, view=2)],
+        [Go(2, 4)],
+        [Stop(5)],
+    )
+    engine = ElasticEngine(StepResult([], all_idle=False), StepResult([], all_idle=False))
+    engine.deferred.take_end.side_effect = [False, False, False, False, True, *[False] * 20]
+    assert run_elastic(channel, engine)
+    engine.deferred.begin.assert_called_once_with(rows)
+    assert [message for message in channel.sent if isinstance(message, ExpertsLoaded)] == [ExpertsLoaded(1)]
+    assert [view[0] for view in engine.views] == [1, 2] and not engine.lacks_experts
 
 
 def test_a_later_suspend_makes_an_earlier_resume_void():

@@ -92,3 +92,12 @@ def test_an_error_ends_a_stream_as_failed():
     writer, _ = new_writer(ResponseStore())
     (event,) = events(writer.error_events(ApiError(500, "rank 1 was lost", code="rank_lost")))
     assert event["response"]["status"] == "failed" and "rank 1 was lost" in event["response"]["error"]["message"]
+
+
+def test_a_response_that_was_computed_without_experts_says_so():
+    for lacked in (False, True):
+        writer, choice = new_writer(ResponseStore())
+        choice.lacked_experts = lacked
+        *first, last = stream(writer, choice, [Delta(text="Yes"), Delta(finish_reason="stop")], "stop")
+        assert last["response"].get("served_without_experts", False) == lacked
+        assert not [event for event in first if "served_without_experts" in event.get("response", {})]
