@@ -1,11 +1,14 @@
 """DummyCheckpoint: random weights of a model's shape, made where they are needed: for measuring without a checkpoint.
 
-The same values on every rank, from each tensor's name. Matrices are small enough for activations to stay in range.
+The same values on every rank, from each tensor's name. Matrices are small enough for activations to stay in range. On
+a CPU, where torch draws with one thread, tensors are drawn side by side, ahead of their use.
 """
 
 import math
+import os
 import zlib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -21,6 +24,7 @@ from eprt.ops.weight import BLOCK, FP4_BLOCK
 _FP8_GAIN = 64.0
 _FP4_SPREAD = 2.9  # standard deviation of the values of random bits
 _TABLE = "tid2eid"
+_AHEAD_BYTES = 1 << 29  # drawn and not yet read
 
 
 class DummyCheckpoint(TensorSource):
@@ -29,6 +33,10 @@ class DummyCheckpoint(TensorSource):
     def __init__(self, model_dir: str | Path, config: ModelConfig, expected: Mapping[str, Kind], device: torch.device):
         super().__init__(model_dir, device)
         self._config = config
+        self._to_draw: dict[str, None] = {}  # what was announced and nobody draws yet, in order
+        self._drawn: dict[str, Future[Tensor]] = {}
+        self._bytes_ahead = 0
+        self._threads: ThreadPoolExecutor | None = None
         for name, (shape, may_be_quantised) in expected.items():
             if name.endswith(_TABLE):
                 self.tensors[name] = TensorInfo(self.model_dir, shape, "I64")
@@ -44,20 +52,62 @@ class DummyCheckpoint(TensorSource):
                 blocks = (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))
                 self.tensors[name + SCALE_SUFFIX] = TensorInfo(self.model_dir, blocks, "F32")
 
+    def read_ahead(self, names: Iterable[str]) -> None:
+        self.close()
+        if self.device.type != "cpu":
+            return
+        self._to_draw = dict.fromkeys(name for name in names if self._is_drawn(name))
+        self._threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        self._draw_ahead()
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        self._to_draw, self._drawn, self._bytes_ahead, self._threads = {}, {}, 0, None
+
     def _read(self, name: str) -> Tensor:
         info = self.tensors[name]
-        generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
         if info.dtype in ("I64", FP4, "F8_E8M0"):
-            return self._read_integers(info, generator)
-        value = torch.randn(info.shape, generator=generator, device=self.device, dtype=torch.float32)
+            return self._read_integers(info, self._generator(name))
         if name.endswith(SCALE_SUFFIX):
             columns = self.tensors[name.removesuffix(SCALE_SUFFIX)].shape[-1]
-            return torch.full_like(value, columns**-0.5 / _FP8_GAIN)
+            return torch.full(info.shape, columns**-0.5 / _FP8_GAIN, device=self.device)
+        value = self._take(name)
         if self.is_fp8(name):
             return value.mul_(_FP8_GAIN).to(torch.float8_e4m3fn)
         if "norm" in name:
             return value.mul_(0.1).add_(1.0).bfloat16()
         return value.mul_(info.shape[-1] ** -0.5 if len(info.shape) == 2 else 0.01).bfloat16()
+
+    def _is_drawn(self, name: str) -> bool:
+        return not name.endswith(SCALE_SUFFIX) and self.tensors[name].dtype in ("BF16", FP8)
+
+    def _generator(self, name: str) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
+
+    def _draw(self, name: str) -> Tensor:
+        """Standard normals."""
+        shape = self.tensors[name].shape
+        return torch.randn(shape, generator=self._generator(name), device=self.device, dtype=torch.float32)
+
+    def _take(self, name: str) -> Tensor:
+        """What a thread has drawn, or will have; what nobody was told to draw is drawn now."""
+        self._to_draw.pop(name, None)
+        drawn = self._drawn.pop(name, None)
+        if drawn is None:
+            return self._draw(name)
+        value = drawn.result()
+        self._bytes_ahead -= value.nbytes
+        self._draw_ahead()
+        return value
+
+    def _draw_ahead(self) -> None:
+        while self._to_draw and self._bytes_ahead < _AHEAD_BYTES:
+            assert self._threads is not None
+            name = next(iter(self._to_draw))
+            del self._to_draw[name]
+            self._drawn[name] = self._threads.submit(self._draw, name)
+            self._bytes_ahead += 4 * math.prod(self.tensors[name].shape)
 
     def _read_integers(self, info: TensorInfo, generator: torch.Generator) -> Tensor:
         """A table of experts, fp4 values, or their scales: of columns that are twice, or 32 times, as many."""
