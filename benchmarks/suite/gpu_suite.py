@@ -17,8 +17,10 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ NEEDS_GPU = True
 WORKERS_PER_GPU, MOST_WORKERS_PER_GPU, CORES_OF_WORKER = 2, 6, 2
 # Tests of several ranks that share one GPU, most of whose time is the start of processes.
 SHARING_WORKERS = 2
+OK, INTERRUPTED, NO_TESTS = 0, 2, 5  # pytest.ExitCode
 HALVES = {"quick": "not long", "long": "long"}  # and what chooses their tests
 _NO_COMMIT = (
     "no commit is known: this is not a git repository, and BENCHMARK_COMMIT is not set "
@@ -48,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--half", choices=[*HALVES, "all"], default="all", help="default: %(default)s")
     parser.add_argument("--directory", type=Path, default=RESULTS, help="of the record; default: benchmarks/results")
     parser.add_argument("--resume", action="store_true", help="leave out the tests that the record has as passed")
+    parser.add_argument("--seconds", type=float, help="stop after so many; what ran by then stays in the record")
     parser.add_argument(
         "--ranks-per-gpu",
         type=int,
@@ -69,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not gpus["gpus"]:
         print("tests/gpu needs an NVIDIA GPU that torch can use, and there is none: `eprt env`", file=sys.stderr)
         return 2
+    if arguments.seconds is not None:
+        stop_after(arguments.seconds)
     halves = list(HALVES) if arguments.half == "all" else [arguments.half]
     # For all processes that tests start.
     os.environ["EPRT_RANKS_PER_GPU"] = str(arguments.ranks_per_gpu)
@@ -103,13 +109,17 @@ def driver_version() -> str:
 
 def run(halves: Sequence[str], path: Path, gpus: dict[str, Any], resume: bool) -> int:
     """One half after the other, with a record. path: of its file."""
-    head, failed = {**measured_here(), "code": provenance.code_digest()}, 0
+    head, failed = {**measured_here(), "code": provenance.code_digest()}, False
     num_gpus, ranks_per_gpu = len(gpus["gpus"]), gpus["ranks_per_gpu"]
     with kernels_compiled_ahead(num_gpus * ranks_per_gpu):
         for half in halves:
             record = SuiteRecord(path, head, gpus, half, resume=resume)
             for phase in phases(half, num_gpus, ranks_per_gpu):
-                failed |= run_pytest(phase, num_gpus, record)
+                status = run_pytest(phase, num_gpus, record)
+                failed |= has_failed(status)
+                if status == INTERRUPTED:
+                    print(f"{path}: the {half} half was stopped", file=sys.stderr)
+                    return 1
             if not any(row["outcome"] == "stopped" for row in record.rows.values()):
                 record.finish()
             counts = ", ".join(f"{record.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped"))
@@ -119,10 +129,13 @@ def run(halves: Sequence[str], path: Path, gpus: dict[str, Any], resume: bool) -
 
 def run_part(halves: Sequence[str], for_pytest: Sequence[str], num_gpus: int, ranks_per_gpu: int) -> int:
     """The tests that pytest's arguments choose, without a record."""
-    failed = 0
+    failed = False
     for half in halves:
         for phase in phases(half, num_gpus, ranks_per_gpu):
-            failed |= run_pytest([*phase, *for_pytest], num_gpus)
+            status = run_pytest([*phase, *for_pytest], num_gpus)
+            failed |= has_failed(status)
+            if status == INTERRUPTED:
+                return 1
     print("no record is written for a part of a half")
     return int(failed)
 
@@ -147,16 +160,27 @@ def phases(half: str, num_gpus: int, ranks_per_gpu: int = 1) -> list[list[str]]:
     return [[*alone, "-m", f"one_gpu and {HALVES[half]}"], [*together, "-m", f"not one_gpu and {HALVES[half]}"]]
 
 
-def run_pytest(arguments: Sequence[str], num_gpus: int, record: SuiteRecord | None = None) -> bool:
-    """Whether something failed."""
+def stop_after(seconds: float) -> None:
+    """As Ctrl-C would, also where a shell has started this in the background and thereby made it deaf to that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+
+
+def run_pytest(arguments: Sequence[str], num_gpus: int, record: SuiteRecord | None = None) -> int:
+    """pytest's exit status."""
     import pytest
 
     # For tests/gpu/conftest.py, also in the processes that pytest starts.
     os.environ["GPU_SUITE_GPUS"] = str(num_gpus)
     os.environ["GPU_SUITE_DONE"] = json.dumps(record.done if record else [])
     plugins = [record] if record else []
-    status = pytest.main([str(ROOT / "tests" / "gpu"), "-p", "no:cacheprovider", *arguments], plugins=plugins)
-    return status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    return int(pytest.main([str(ROOT / "tests" / "gpu"), "-p", "no:cacheprovider", *arguments], plugins=plugins))
+
+
+def has_failed(status: int) -> bool:
+    return status not in (OK, NO_TESTS)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -83,11 +84,12 @@ def test_a_test_is_run_for_the_record_by_a_session_of_pytest(monkeypatch):
     monkeypatch.setenv("GPU_SUITE_DONE", "")
     record = SimpleNamespace(done=["tests/gpu/test_a.py::test_x"])
     statuses = [pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.OK]
-    assert gpu_suite.run_pytest(["-m", "long"], 4, record) is False  # type: ignore
+    assert gpu_suite.run_pytest(["-m", "long"], 4, record) == gpu_suite.OK  # type: ignore
     assert os.environ["GPU_SUITE_GPUS"] == "4" and json.loads(os.environ["GPU_SUITE_DONE"]) == record.done
     assert seen[0][0][-2:] == ["-m", "long"] and seen[0][1] == [record]
-    assert gpu_suite.run_pytest([], 4) is False and os.environ["GPU_SUITE_DONE"] == "[]"
-    assert gpu_suite.run_pytest([], 4) is True
+    assert gpu_suite.run_pytest([], 4) == gpu_suite.NO_TESTS and os.environ["GPU_SUITE_DONE"] == "[]"
+    assert gpu_suite.has_failed(gpu_suite.run_pytest([], 4)) and not gpu_suite.has_failed(gpu_suite.NO_TESTS)
+    assert gpu_suite.INTERRUPTED == pytest.ExitCode.INTERRUPTED
 
 
 def test_tests_of_one_gpu_run_side_by_side(monkeypatch):
@@ -135,7 +137,7 @@ def two_gpus(monkeypatch):
         if record is not None:
             report = {"nodeid": f"tests/gpu/test_a.py::test_{len(seen)}", "when": "call", "outcome": "passed"}
             record.pytest_runtest_logreport(SimpleNamespace(**report, duration=1.0))
-        return False
+        return gpu_suite.OK
 
     gpus = {"gpus": ["H200", "H200"], "driver": "580", "torch": "2.11", "cuda": "13"}
     monkeypatch.setattr(gpu_suite, "describe_gpus", lambda: gpus)
@@ -161,9 +163,27 @@ def test_both_halves_run_one_after_the_other(two_gpus, monkeypatch, tmp_path):
 
 def test_a_failure_in_any_phase_is_the_exit_status(two_gpus, monkeypatch, tmp_path):
     monkeypatch.setattr(provenance, "measured_commit", lambda: ("0123abcd", True))
-    monkeypatch.setattr(gpu_suite, "run_pytest", lambda arguments, *_: arguments[-1] == "one_gpu and long")
+    monkeypatch.setattr(gpu_suite, "run_pytest", lambda arguments, *_: int(arguments[-1] == "one_gpu and long"))
     assert gpu_suite.main(["--directory", str(tmp_path)]) == 1
     assert gpu_suite.main(["--half", "quick", "--directory", str(tmp_path)]) == 0
+
+
+def test_a_run_whose_time_is_up_ends_and_is_recorded_as_not_finished(two_gpus, monkeypatch, tmp_path):
+    def session(arguments, *_):
+        two_gpus.append(arguments)
+        if len(two_gpus) == 3:
+            try:
+                time.sleep(20)
+            except KeyboardInterrupt:
+                return gpu_suite.INTERRUPTED
+        return gpu_suite.OK
+
+    monkeypatch.setattr(provenance, "measured_commit", lambda: ("0123abcd", True))
+    monkeypatch.setattr(gpu_suite, "run_pytest", session)
+    assert gpu_suite.main(["--directory", str(tmp_path), "--seconds", "0.5"]) == 1
+    assert len(two_gpus) == 3, "nothing was begun after it"
+    content = json.loads((tmp_path / "gpu_suite.json").read_text())
+    assert content["config"]["halves"]["quick"]["finished"]
 
 
 @pytest.mark.parametrize("told, clean", [("0123abcd", True), ("0123abcd+changes", False)])
