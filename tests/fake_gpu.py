@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eprt.compat.deep_ep import dispatch_layout
 from eprt.ep.group.view import View
-from eprt.ep.nvlink import kernel_state, low_latency, normal
+from eprt.ep.nvlink import kernel_state, low_latency, normal, rank_mask
 from eprt.gpu import symmetric
 from tests.emulated import device
 from tests.emulated.device import Event, HostWords, Stream
@@ -86,7 +86,7 @@ class FakeGpu:
                 fake.launched.append((self.kernel.name, copy, num_blocks))
                 fake.on_launch(self.kernel.name, copy)
 
-        for module in (kernel_state, low_latency, normal, dispatch_layout):
+        for module in (kernel_state, low_latency, normal, rank_mask, dispatch_layout):
             for value in (Kernel, Launch, SymmetricMemory, HostWords):
                 monkeypatch.setattr(module, value.__name__, value, raising=False)
             monkeypatch.setattr(module, "this_arch", lambda: "sm_90a", raising=False)

@@ -185,6 +185,7 @@ EPRT_DEVICE uint32_t take_ticket(const Context& c, int kind) {
 struct Deadline {
   uint64_t timeout_ns;
   uint32_t* mask;  // [R]: 1 for a masked rank, which nobody waits for
+  uint32_t* told;  // [R], in host memory: the same, as the host decides it, see is_masked
   Failure* failure;
   uint64_t* waiting;  // in host memory: the wait that lasts now, see tell_wait
 };
@@ -197,6 +198,19 @@ constexpr uint32_t kTellBits = 28, kToldBits = 20;  // of nanoseconds: 268 ms, 1
 EPRT_DEVICE void tell_wait(const Deadline& deadline, uint32_t code, uint32_t peer, uint64_t waited_ns) {
   if (waited_ns >> kTellBits == 0 || (waited_ns & ((1ull << kTellBits) - 1)) >> kToldBits) return;
   store_relaxed(deadline.waiting, uint64_t(code) << 56 | uint64_t(peer & 0xff) << 48 | waited_ns >> kToldBits);
+}
+
+// Whether a rank that was awaited for so long is masked now. The host stores into its own memory what it decides, since
+// that needs no call of CUDA's (eprt/ep/nvlink/rank_mask.py). To read it takes microseconds, so a wait does so in the
+// first eighth of every millisecond but the first, and then tells what follows.
+constexpr uint32_t kHostLookBits = 20, kHostLooksBits = 17;  // of nanoseconds
+
+EPRT_DEVICE bool is_masked(const Deadline& deadline, uint32_t peer, uint64_t waited_ns) {
+  if (load_relaxed(deadline.mask + peer)) return true;
+  if (waited_ns >> kHostLookBits == 0 || (waited_ns & ((1ull << kHostLookBits) - 1)) >> kHostLooksBits) return false;
+  if (!load_relaxed(deadline.told + peer)) return false;
+  store_relaxed(deadline.mask + peer, 1u);
+  return true;
 }
 
 // How a wait ended. The clock is read before each look at the flag, inside the loop: the compiler reconverges the lanes
@@ -218,7 +232,7 @@ __device__ __noinline__ WaitEnd wait_longer(const uint32_t* flag, uint32_t expec
     const uint32_t seen = load_acquire_sys(flag);
     if (seen == expected || (kOrLater && int32_t(seen - expected) > 0)) return {true, now};
     if (look % 64) continue;
-    if (load_relaxed(deadline.mask + peer)) return {false, now};
+    if (is_masked(deadline, peer, now - start)) return {false, now};
     tell_wait(deadline, code, peer, now - start);
     if (now - start > deadline.timeout_ns) {
       report(deadline.failure, code, peer, seen, expected);

@@ -83,8 +83,8 @@ EPRT_DEVICE bool wait_weights(uint64_t begin_ns, uint32_t epoch, const uint64_t*
 // The late owners (a bit per rank) whose weights may still arrive. At the deadline owners are reported and masked.
 EPRT_DEVICE uint32_t still_late(const Context& c, WaitBook* book, uint64_t begin_ns, uint32_t epoch, uint32_t late,
                                 int lane) {
-  bool waits = (late >> lane) & 1 && !load_relaxed(c.deadline.mask + lane);
   const uint64_t waited = global_timer_ns() - begin_ns;
+  bool waits = (late >> lane) & 1 && !is_masked(c.deadline, lane, waited);
   if (waits && kStats && book->kept) note_wait_ns(book, lane, waited);
   if (waits && waited > c.deadline.timeout_ns) {
     report(c.deadline.failure, kCombineWeights, lane, load_relaxed(weights_at(c, c.rank, epoch, lane)) >> 32, epoch);

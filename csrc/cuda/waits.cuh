@@ -114,7 +114,7 @@ __device__ __noinline__ PeerState judge_peer(const Deadline& deadline, WaitBook*
                                              uint32_t expected) {
   PeerState state = kArrived;
   if (!arrived) {
-    const bool masked = __any_sync(kAllLanes, load_relaxed(deadline.mask + peer));
+    const bool masked = __any_sync(kAllLanes, is_masked(deadline, peer, now - start));
     const bool late = __any_sync(kAllLanes, now - start > deadline.timeout_ns);
     state = masked ? kMasked : late ? kLate : kAwaited;
   }

@@ -23,7 +23,7 @@ from tests.emulated.cases_lost import (
     lost_by_expert,
     masked_statistics,
 )
-from tests.emulated.cases_told import told_wait
+from tests.emulated.cases_told import masked_behind_a_copy_that_waits, told_wait
 from tests.emulated.cases_views import begins_alone, lost_amid_a_call
 from tests.emulated.device import emulated_ranks
 from tests.gpu import (
@@ -61,6 +61,11 @@ def test_a_wait_longer_than_32_bits_of_ns_is_told_as_it_was():
 @pytest.mark.parametrize("mode", ["low_latency", "normal"])
 def test_a_kernel_tells_the_host_for_whom_it_waits_while_it_does(mode):
     emulated_ranks(3, told_wait, mode=mode, backends={})
+
+
+@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+def test_a_mask_ends_a_wait_though_its_copy_to_the_gpu_must_wait_for_the_kernel(mode):
+    emulated_ranks(3, masked_behind_a_copy_that_waits, mode=mode)
 
 
 @pytest.mark.parametrize(

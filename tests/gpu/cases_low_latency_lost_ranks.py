@@ -2,12 +2,14 @@
 
 import os
 import signal as signals
+import threading
 import time
 
 import torch
 
 from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
+from eprt.ep.nvlink.low_latency_backend import NvlinkLowLatencyBackend
 from tests.gpu.cases_low_latency import make, make_config
 from tests.gpu.identity import assert_near, expected_identity, identity_step
 from tests.gpu.shared import needs_own_gpu
@@ -70,32 +72,50 @@ def masked_before(group: EPGroup) -> None:
     backend.close()
 
 
-def masked_while_awaited(group: EPGroup) -> None:
+def masked_while_awaited(group: EPGroup, timeout_s: float = 60.0) -> None:
     """mask_rank ends a wait of a kernel that runs, long before its deadline."""
-    config = make_config(group, (2048, 8, 4, 32, "same", False), timeout_s=60.0)
-    backend, last = make(group, config), group.size - 1
-    x = torch.randn(32, 2048, device="cuda").bfloat16()
-    slots = torch.randint(0, config.num_slots, (32, 4), device="cuda")
+    for unlaunched in ("none", "one of the exchange", "one of torch"):
+        config = make_config(group, (2048, 8, 4, 32, "same", False), timeout_s=timeout_s)
+        backend = make(group, config)
+        _mask_who_is_awaited(group, backend, unlaunched)
+        group.barrier()
+        backend.close()
+
+
+def _mask_who_is_awaited(group: EPGroup, backend: NvlinkLowLatencyBackend, unlaunched: str) -> None:
+    """unlaunched: which kernel, of those behind the dispatch that waits, was never launched before. CUDA loads its code
+    then, which may take until the GPU is idle, in the thread that launches it."""
+    last, x = group.size - 1, torch.randn(32, 2048, device="cuda").bfloat16()
+    slots = torch.randint(0, backend.config.num_slots, (32, 4), device="cuda")
     weights = torch.rand(32, 4, device="cuda")
-    # Each kernel was launched before: CUDA loads code at the first launch, and holds copies up while a kernel runs.
-    handle, received = backend.dispatch(x, slots, weights)
-    backend.combine(torch.zeros_like(received.x_RH, dtype=torch.bfloat16), handle)
+    first, received = backend.dispatch(x, slots, weights)
+    y = torch.zeros_like(received.x_RH, dtype=torch.bfloat16)
+    if unlaunched != "one of the exchange":
+        backend.combine(y, first)
     torch.cuda.synchronize()
     group.barrier()
-    if group.rank != last:
-        handle, received = backend.dispatch(x, slots, weights)
-        backend.combine(torch.zeros_like(received.x_RH, dtype=torch.bfloat16), handle)
-        done = torch.cuda.Event()
-        done.record()
-        time.sleep(0.3)
-        assert not done.query(), "nobody waited"
-        started = time.monotonic()
+    if group.rank == last:
+        return
+    masked_s: list[float] = []
+
+    def mask() -> None:
+        masked_s.append(time.monotonic())
         backend.mask_rank(last)
-        done.synchronize()
-        print(f"mask_rank ended the wait after {time.monotonic() - started:.3f} s")
-        backend.check()  # raises if the kernel waited until its deadline
-    group.barrier()
-    backend.close()
+
+    watcher = threading.Timer(0.3, mask)
+    watcher.start()
+    handle, _ = backend.dispatch(x, slots, weights)
+    if unlaunched == "one of torch":
+        torch.digamma(weights)
+    backend.combine(y, first if unlaunched == "one of the exchange" else handle)
+    launched_s = time.monotonic()
+    torch.cuda.synchronize()
+    ended_s = time.monotonic()
+    watcher.join()
+    assert ended_s > masked_s[0], "nobody waited"
+    held = " and held its launch up" if launched_s > masked_s[0] else ""
+    print(f"mask_rank ended the wait after {ended_s - masked_s[0]:.4f} s; never launched: {unlaunched}{held}")
+    backend.check()  # raises if the kernel waited until its deadline
 
 
 @needs_own_gpu

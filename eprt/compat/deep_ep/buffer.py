@@ -20,7 +20,7 @@ from eprt.compat.deep_ep.low_latency import LowLatencyShape
 from eprt.compat.deep_ep.low_latency_calls import LowLatencyCalls
 from eprt.compat.deep_ep.setup import BufferSetup
 from eprt.ep.group.group import EPGroup
-from eprt.ep.nvlink.mask_writer import MaskWriter
+from eprt.ep.nvlink.rank_mask import RankMask
 from eprt.gpu.device import multiprocessors
 
 _ONE_DOMAIN = "eprt.compat.deep_ep connects the GPUs of one NVLink domain"
@@ -78,12 +78,9 @@ class Buffer(LowLatencyCalls):
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
         self.enable_shrink = enable_shrink
         checks = BufferChecks(ep_group.rank, ep_group.size, torch.cuda.current_device())
-        mask = torch.zeros(ep_group.size, dtype=torch.int32, device="cuda")
-        timeout_s = env.get("EPRT_GPU_TIMEOUT_S")
-        stream, mask_writer = torch.cuda.Stream(), MaskWriter(mask)
-        super().__init__(
-            BufferSetup(ep_group, checks, stream, mask, mask_writer, timeout_s, exact_combine, enable_shrink)
-        )
+        timeout_s, mask = env.get("EPRT_GPU_TIMEOUT_S"), RankMask(ep_group.size)
+        stream = torch.cuda.Stream()
+        super().__init__(BufferSetup(ep_group, checks, stream, mask, timeout_s, exact_combine, enable_shrink))
         self._most_sms = multiprocessors()
         self._intranode: IntranodeMode | None = None
 
@@ -96,6 +93,7 @@ class Buffer(LowLatencyCalls):
         self._close_low_latency()
         if self._intranode is not None:
             self._intranode.close()
+        self._setup.mask.close()
         if self._closes_group:
             self._setup.group.close()
 

@@ -126,7 +126,7 @@ class LowLatencyCalls:
         call, check = "low_latency_combine", self._checks
         if use_logfmt:
             raise NotImplementedError(f"{call}: use_logfmt=True (10-bit outputs) is not supported; they cross as bf16")
-        if not isinstance(handle, LowLatencyHandle) or handle.mode.kernels.mask is not self._setup.mask:
+        if not isinstance(handle, LowLatencyHandle) or handle.mode.kernels.rank_mask is not self._setup.mask:
             check.fail(f"{call}: handle must be the object that low_latency_dispatch of this Buffer returned")
         mode, wait_stats = handle.mode, combine_wait_recv_cost_stats
         check.check_combine(
@@ -178,21 +178,21 @@ class LowLatencyCalls:
         if not 0 <= rank_to_mask < num_ranks:
             self._checks.fail(f"low_latency_update_mask_buffer: no rank {rank_to_mask} among {num_ranks}")
         if mask:
-            self._setup.mask_writer.write([True], rank_to_mask)
+            self._setup.mask.write([True], rank_to_mask)
         else:
-            self._setup.mask[rank_to_mask] = 0
+            self._setup.mask.take_back(rank_to_mask)
 
     @without_function_modes
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for masked ranks and 0 for others to mask_status, int32 [R]."""
         call = "low_latency_query_mask_buffer"
         self._checks.check_tensor(call, "mask_status", mask_status, (torch.int32,), self._setup.group.size)
-        mask_status.copy_(self._setup.mask)
+        mask_status.copy_(self._setup.mask.on_gpu)
 
     @without_function_modes
     def low_latency_clean_mask_buffer(self) -> None:
         """Readmits all ranks."""
-        self._setup.mask.zero_()
+        self._setup.mask.take_back()
 
     def _mode(self, shape: LowLatencyShape) -> LowLatencyMode:
         self._check_alive()

@@ -24,6 +24,7 @@ from eprt.ep.nvlink.kernel_state import KernelOptions
 from eprt.ep.nvlink.normal import MAX_RANKS, MAX_TOP_K, Normal, Payload, Routing, returned_stride
 from eprt.ep.nvlink.normal_grid import MAX_SMS
 from eprt.ep.nvlink.normal_layout import BlockShape, Chunks, LayoutBuffers, NormalHeap
+from eprt.ep.nvlink.rank_mask import RankMask
 from eprt.ep.nvlink.structs import RECV, SEND
 from eprt.gpu.shapes import known_shape
 
@@ -39,7 +40,7 @@ class RowExchange:
         does the host's own wait for counts.
     num_sms: thread blocks; default: chosen.
     size_name: what the caller calls num_bytes, for errors.
-    mask: int32 [R] on the GPU, 1 for ranks that are not waited for; default: one of its own.
+    mask: the caller's; default: one of its own.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class RowExchange:
         timeout_s: float,
         num_sms: int | None = None,
         size_name: str = "num_bytes",
-        mask: Tensor | None = None,
+        mask: RankMask | None = None,
     ):
         self.group, self._size_name = group, size_name
         self._where = f"[rank {group.rank}/{group.size}]"

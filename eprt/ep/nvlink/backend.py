@@ -192,9 +192,9 @@ class NvlinkBackend(CheckedBackend):
         if not 0 <= rank < self.group.size or rank == self.group.rank:
             self._checks.fail(f"mask_rank({rank}): name another rank of 0..{self.group.size - 1}")
         if masked:
-            self.kernels.mask_writer.write([True], rank)
+            self.kernels.rank_mask.write([True], rank)
         else:
-            self.kernels.mask[rank] = 0
+            self.kernels.rank_mask.take_back(rank)
 
     def readmit(self) -> None:
         """Goes on with all ranks again, those included that were masked and have missed calls.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eprt.ep.group.group import EPGroup
-from eprt.ep.nvlink.mask_writer import MaskWriter
+from eprt.ep.nvlink.rank_mask import RankMask
 from eprt.ep.nvlink.structs import Deadline, Stats, deadline_ns
 from eprt.gpu.elastic_memory import ElasticMemory
 from eprt.gpu.symmetric import HostWords, SymmetricMemory
@@ -46,7 +46,7 @@ class KernelOptions:
     """How kernels wait, and how they are compiled."""
 
     timeout_s: float  # deadline of every wait
-    mask: Tensor | None = None  # int32 [R] on the GPU, 1 for ranks that are not waited for; default: one of its own
+    mask: RankMask | None = None  # the caller's; default: one of its own
     stats: bool = True  # kernels count (KernelTotals)
     exact: bool = False  # normal mode: as EPConfig.exact_combine
     profile: bool = False  # low latency: they record when they pass each stage
@@ -68,23 +68,23 @@ class KernelState:
         options: KernelOptions,
         by_nvlink: bool = False,
     ):
-        self.group, self.options, mask = group, options, options.mask
+        self.group, self.options = group, options
         memory_type = SymmetricMemory if group.fd_desk() is None else ElasticMemory
         self.memory: SymmetricMemory = memory_type(group, num_bytes, by_nvlink)
-        self.mask = torch.zeros(group.size, dtype=torch.int32, device="cuda") if mask is None else mask
+        self.rank_mask = RankMask(group.size) if options.mask is None else options.mask
+        self.mask = self.rank_mask.on_gpu
         self.totals = KernelTotals.zeros(group.size)
         self.failure, self.waiting = HostWords(4), HostWords(2)
         # What a call adds to the ticket of its kind.
         self._per_call = torch.tensor(tickets_per_call, dtype=torch.int64)
         self._ticket = torch.zeros(len(tickets_per_call), dtype=torch.int64, device="cuda")
-        self.mask_writer = MaskWriter(self.mask)
         if not group.view.is_full:
-            self.mask_writer.write([not each for each in group.view.alive])
+            self.rank_mask.write([not each for each in group.view.alive])
         self._stream = functools.partial(torch._C._cuda_getCurrentRawStream, torch.cuda.current_device())
 
     def _context_fields(self, heap: ctypes.Structure) -> dict:
         """Fields that struct Context has in both modes."""
-        words = self.failure.device_ptr, self.waiting.device_ptr
+        words = self.rank_mask.told.device_ptr, self.failure.device_ptr, self.waiting.device_ptr
         return {
             "peer": tuple(self.memory.peer_ptr),
             "heap": heap,
@@ -105,12 +105,12 @@ class KernelState:
         everyone = self.group.allgather(self._ticket.tolist())
         largest = [max(tickets) for tickets in zip(*everyone)]
         self._ticket.copy_(torch.tensor(largest, dtype=torch.int64, device="cuda"))
-        self.mask.zero_()
+        self.rank_mask.take_back()
         self._meet()
 
     def halt(self) -> None:
         """Masks all other ranks, so that whatever waits for one ends at once. From any thread."""
-        self.mask_writer.write([rank != self.group.rank for rank in range(self.group.size)])
+        self.rank_mask.write([rank != self.group.rank for rank in range(self.group.size)])
 
     @property
     def num_calls(self) -> int:
@@ -121,7 +121,7 @@ class KernelState:
         """With nothing under way: counts on from so many calls of each kind, and masks the ranks that are not alive."""
         self.memory.remap(alive)
         self._ticket.copy_(self._per_call * num_calls)
-        self.mask_writer.write([not each for each in alive])
+        self.rank_mask.write([not each for each in alive])
         self.failure.words[0] = 0
         torch.cuda.synchronize()
 
@@ -130,3 +130,5 @@ class KernelState:
         self.memory.close()
         self.failure.close()
         self.waiting.close()
+        if self.options.mask is None:
+            self.rank_mask.close()

@@ -51,7 +51,7 @@ def struct(name: str, *fields: str | tuple[str, type]) -> type[ctypes.Structure]
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
-Deadline = struct("Deadline", "uint64 timeout_ns", "pointer mask failure waiting")
+Deadline = struct("Deadline", "uint64 timeout_ns", "pointer mask told failure waiting")
 Stats = struct("Stats", "pointer wait_ns tokens calls compute_ns blocked_ns")
 
 
