@@ -36,7 +36,7 @@ NEEDS_GPU = True
 # Compiling takes most of the time of the small tests: two processes share a GPU, more where there are cores for them.
 WORKERS_PER_GPU, MOST_WORKERS_PER_GPU, CORES_OF_WORKER = 2, 6, 2
 # Tests of several ranks that share one GPU, most of whose time is the start of processes.
-SHARING_WORKERS = 2
+SHARING_WORKERS = 3
 OK, INTERRUPTED, NO_TESTS = 0, 2, 5  # pytest.ExitCode
 HALVES = {"quick": "not long", "long": "long"}  # and what chooses their tests
 _NO_COMMIT = (

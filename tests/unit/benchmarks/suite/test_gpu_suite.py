@@ -104,7 +104,7 @@ def test_tests_of_one_gpu_run_side_by_side(monkeypatch):
 
 
 def test_ranks_that_share_one_gpu_leave_time_for_another_test_beside_theirs():
-    assert gpu_suite.phases("quick", 1, 4)[1] == ["-n", "2", "--maxschedchunk", "1", "-m", "not one_gpu and not long"]
+    assert gpu_suite.phases("quick", 1, 4)[1] == ["-n", "3", "--maxschedchunk", "1", "-m", "not one_gpu and not long"]
     assert gpu_suite.phases("quick", 2, 4)[1] == gpu_suite.phases("quick", 1)[1] == ["-m", "not one_gpu and not long"]
 
 
