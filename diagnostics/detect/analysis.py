@@ -12,7 +12,7 @@ from . import detector, zscore
 from .cost import Cost
 from .early import EarlyRank, early_rank, split_early
 from .evidence import ADVICE, HIGH_COMPUTE, Evidence
-from .folding import fold, join_nodes, without_explained, without_small_echoes, without_wide_echoes
+from .folding import fold, join_nodes, without_explained, without_paths_of, without_small_echoes, without_wide_echoes
 from .sightings import Outliers, Sighting
 from .topology import LinkTopology
 from .wide import find_wide
@@ -22,6 +22,7 @@ from .yardstick import Yardstick
 METHODS = {"robust": detector.detect, "zscore": zscore.detect}
 # A rank that gets a link's data late is late itself by as much, so that the others wait for it in turn.
 ECHO_RATIOS = (0.2, 1.6)
+LONGER_WAIT = 1.2  # of a link's, over that of its tier, and over what it was
 OWN_PART = 0.5  # of a late rank's lateness; less is inherited from others
 LIGHT_LOAD = 0.67  # a rank with fewer tokens of its own comes early and waits; that is not a fault
 # A rank with more tokens of its own comes late by up to as much; that is a finding (mixed) only when it is much.
@@ -100,20 +101,22 @@ def analyse_matrices(
     if baseline is not None:
         baseline.check_fits(matrices.node_of_rank_N.tolist())
     topology = topology or LinkTopology.learn(matrices.wait_us_WNN, matrices.node_of_rank_N)
-    past_us_WNN = None if baseline is None else baseline.wait_us_WNN
-    outliers, sightings = METHODS[method](matrices, topology, past_us_WNN)
+    outliers, sightings = METHODS[method](matrices, topology, baseline)
     yardstick, node_N = Yardstick(matrices, outliers, topology), matrices.node_of_rank_N
     early: list[Sighting] = []
     if method == "robust":
-        early, sightings = split_early([s for s in sightings if not _is_inherited(s, yardstick)], yardstick)
+        sightings = [s for s in sightings if not _is_inherited(s, yardstick) and not _is_as_usual(s, yardstick)]
+        early, sightings = split_early(sightings, yardstick)
     kept = _without_parts([s for s in sightings if not _is_uneven_load(s, yardstick)], node_N)
     kept, echoed = _without_echoes(kept, yardstick)
     if method == "robust":
         kept = fold(without_small_echoes(kept), node_N)
         kept += [s for s in find_wide(matrices, topology, baseline) if not any(s.is_seen_as(other) for other in kept)]
         is_slower = lambda s: WideEvidence.gather(yardstick, s, baseline).compute_ratio >= HIGH_COMPUTE  # noqa: E731
-        kept = without_wide_echoes(kept, is_slower)
-        kept = join_nodes(kept, np.unique(node_N).tolist(), yardstick.waits_between)
+        kept = without_wide_echoes(kept, is_slower, yardstick.ratio_without)
+        kept = join_nodes(
+            without_paths_of(kept, is_slower), np.unique(node_N).tolist(), yardstick.waits_between, is_slower
+        )
         kept = without_explained(kept, [s for s in kept if s.place.kind in WIDE], node_N)
         jobs = [s for s in kept if s.place.kind == "job"]
         early = [s for s in early if not any(s.overlaps(job) for job in jobs)]
@@ -176,6 +179,15 @@ def _is_inherited(sighting: Sighting, yardstick: Yardstick) -> bool:
     part, over_usual = yardstick.own_lateness(sighting)
     least = detector.MESSAGE_LIMITS.least_ratio(sighting.last - sighting.first + 1)
     return part < OWN_PART or 1 + over_usual < least
+
+
+def _is_as_usual(sighting: Sighting, yardstick: Yardstick) -> bool:
+    """Whether nobody waits longer at a link than at others of its tier, or than ever. A rank that comes early shows
+    its links as they are: not slow, but slower than the rank is early."""
+    if sighting.place.kind != "point":
+        return False
+    beside_others, beside_past = yardstick.beside_tier(sighting)
+    return beside_others < LONGER_WAIT or beside_past < LONGER_WAIT
 
 
 def _without_echoes(sightings: list[Sighting], yardstick: Yardstick) -> tuple[list[Sighting], dict[int, int]]:

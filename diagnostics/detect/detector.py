@@ -7,10 +7,12 @@ wait for, while it waits for nobody, is reported.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from ..windows.baseline import Baseline
 from ..windows.matrices import WindowMatrices
 from .chance import CLIP_Z, HIGH_Z, RAISED_Z, Chance
 from .effects import FLOOR_US, Effects, ratio_of
@@ -29,16 +31,17 @@ POINT_MARGIN, RANK_MARGIN = 0.5, 0.7  # on top of the least score: how noise per
 LONG_RUN, LONG_MARGIN = 6, 0.5  # windows in which a link may be raised without being high, and the score that it needs
 STEADY = 0.75  # of a run's windows are raised
 RANK_LIMITS = Limits(min_ratio=1.35, short_ratio=0.3, min_windows=3, min_peer_ratio=1.1)  # of a change against the past
-MESSAGE_LIMITS = Limits(min_ratio=1.25, short_ratio=0.4, min_windows=3, min_peer_ratio=1.1)
+# Free of what a rank inherits from others, whose noise no estimate knows, so no margin is needed.
+WORK_LIMITS = replace(RANK_LIMITS, margin=0.0)
+MESSAGE_LIMITS = Limits(min_ratio=1.25, short_ratio=0.4, min_windows=3, min_peer_ratio=1.1, margin=0.0)
 LINK_LIMITS = Limits(min_ratio=1.5, short_ratio=1.0, min_windows=4, min_peer_ratio=1.2)
 MAX_RUNS = 5  # of one place, those that are too unsteady to be reported included
 MIN_RATIO_OF_FEW, MIN_WAIT_US_OF_FEW = 3.0, 20.0  # with two or three ranks
 
 
 def detect(
-    matrices: WindowMatrices, topology: LinkTopology | None = None, past_us_WNN: np.ndarray | None = None
+    matrices: WindowMatrices, topology: LinkTopology | None = None, baseline: Baseline | None = None
 ) -> tuple[Outliers, list[Sighting]]:
-    """past_us_WNN: waits of a saved baseline."""
     topology = topology or LinkTopology.from_nodes(matrices.node_of_rank_N)
     effects = Effects.from_waits(matrices.wait_us_WNN, topology.tier_NN)
     outliers = Outliers(
@@ -53,27 +56,26 @@ def detect(
         return outliers, list(_awaited_by_all(matrices.wait_us_WNN))
     chance = Chance.from_links(outliers.links()[1])
     sightings = list(sightings_of(outliers, partial(_find_runs, chance)))
-    if past_us_WNN is not None:
-        past = Effects.from_waits(past_us_WNN, topology.tier_NN)
-        effects = past.followed_by(effects)
-    changes = _find_changes(matrices, past_us_WNN, effects, chance)
+    if baseline is not None:
+        effects = Effects.from_waits(baseline.wait_us_WNN, topology.tier_NN).followed_by(effects)
+    changes = _find_changes(matrices, baseline, effects, chance)
     return outliers, [*sightings, *(s for s in changes if not any(s.is_seen_as(other) for other in sightings))]
 
 
 def _find_changes(
-    matrices: WindowMatrices, past_us_WNN: np.ndarray | None, effects: Effects, chance: Chance
+    matrices: WindowMatrices, baseline: Baseline | None, effects: Effects, chance: Chance
 ) -> Iterator[Sighting]:
     """Places that are higher than in their own past."""
-    num_before = 0 if past_us_WNN is None else len(past_us_WNN)
-    wait_us_WNN = matrices.wait_us_WNN
-    if past_us_WNN is not None:
-        wait_us_WNN = np.concatenate([past_us_WNN, wait_us_WNN])
-    lateness = Lateness.from_waits(wait_us_WNN)
+    phases_2WNN = np.stack([matrices.dispatch_us_WNN, matrices.combine_us_WNN])
+    if baseline is not None:
+        phases_2WNN = np.concatenate([[baseline.dispatch_us_WNN, baseline.combine_us_WNN], phases_2WNN], axis=1)
+    num_before = phases_2WNN.shape[1] - len(matrices.window_W)
+    lateness = Lateness.from_waits(*phases_2WNN)
     found = []
     works_WN = np.full(lateness.column_us_WN.shape, np.nan)
     works_WN[num_before:] = spared_us(matrices.blocked_us_WN)
     for kind, late_us_WN, limits in (
-        ("column", works_WN, RANK_LIMITS),
+        ("column", works_WN, WORK_LIMITS),
         ("column", lateness.messages_us_WN, MESSAGE_LIMITS),
         ("column", lateness.column_us_WN, RANK_LIMITS),
         ("row", lateness.row_us_WN, RANK_LIMITS),

@@ -11,6 +11,7 @@ from .yardstick import Yardstick
 
 EARLY_COLUMN = 0.7  # of the usual wait for the rank, among its peers or in its own past
 QUICK_COMPUTE = 0.8  # of the usual time in the experts: a rank that waits and computes so little is early
+WORKS_LESS = 0.5  # of a longer wait that the rank's own shorter work makes up: it came so much earlier
 FEW_RANKS, LARGER = (
     8,
     1.25,
@@ -56,7 +57,7 @@ def _early_row(sighting: Sighting, yardstick: Yardstick) -> Sighting | None:
         return None
     row = sighting if kind == "row" else replace(sighting, place=Place("row", src, None, None))
     is_quick = yardstick.compute(row) <= QUICK_COMPUTE
-    if kind == "row" and is_quick:
+    if kind == "row" and (is_quick or yardstick.works_less(row) >= WORKS_LESS):
         return row
     return row if yardstick.column_ratio(row) <= EARLY_COLUMN and (kind == "row" or is_quick) else None
 

@@ -16,6 +16,7 @@ RANGE = ("point", "row", "column", "node", "path", "tier", "job")  # the widest 
 PATH_SHARE = 0.25  # of the links between two nodes, both ways
 SMALL = 0.25  # of the largest excess: a column of so little is an echo
 SOURCE = 1.5  # a rank's ratio over that of what is wider, which is then its echo
+LEFT = 0.8  # of a wider sighting's ratio, without the links of a rank: less shows that it was the rank's
 LONGER_BETWEEN = 1.15  # two nodes wait for each other, over how long the others wait for them
 LONGER_ALONE = 1.3  # the same where only one of the two is a sighting
 
@@ -81,11 +82,12 @@ def join_nodes(
     sightings: list[Sighting],
     all_nodes: list[int],
     path_us: Callable[[Sighting, tuple[int, int]], tuple[float, float]],
+    is_slower: Callable[[Sighting], bool],
 ) -> list[Sighting]:
     """Two nodes for which all others wait are one slow path where they wait for each other longest: who gets data late
-    over the path is late for all. path_us: (waits between two nodes, the shorter way; waits of the others for the two)
-    in a sighting's windows, the latter 0 where there are no others."""
-    nodes = [s for s in sightings if s.place.kind == "node"]
+    over the path is late for all, but computes no longer (is_slower). path_us: (waits between two nodes, the shorter
+    way; waits of the others for the two) in a sighting's windows, the latter 0 where there are no others."""
+    nodes = [s for s in sightings if s.place.kind == "node" and not is_slower(s)]
     for first in nodes:
         waits = {pair: path_us(first, pair) for pair in _pairs_with(first.place.nodes[0], all_nodes)}
         if not waits:
@@ -105,6 +107,18 @@ def join_nodes(
     return sightings
 
 
+def without_paths_of(sightings: list[Sighting], is_slower: Callable[[Sighting], bool]) -> list[Sighting]:
+    """Drops paths that end at a node whose ranks compute longer than before: no path does that."""
+    nodes = [s for s in sightings if s.place.kind == "node" and is_slower(s)]
+
+    def is_part(s: Sighting) -> bool:
+        return s.place.kind == "path" and any(
+            s.overlaps(node) and node.place.nodes[0] in s.place.nodes for node in nodes
+        )
+
+    return [s for s in sightings if not is_part(s)]
+
+
 def _pairs_with(node: int, nodes: list[int]) -> list[tuple[int, int]]:
     return [(min(node, other), max(node, other)) for other in nodes if other != node]
 
@@ -121,16 +135,26 @@ def without_small_echoes(sightings: list[Sighting]) -> list[Sighting]:
     return [s for s in sightings if not is_echo(s)]
 
 
-def without_wide_echoes(sightings: list[Sighting], is_slower: Callable[[Sighting], bool]) -> list[Sighting]:
-    """Drops what is wider than a rank or a link but is its echo: one very late rank unsettles all. is_slower: whether
-    the ranks of a wide sighting compute longer than before, which no echo does."""
+def without_wide_echoes(
+    sightings: list[Sighting],
+    is_slower: Callable[[Sighting], bool],
+    ratio_without: Callable[[Sighting, int], float],
+) -> list[Sighting]:
+    """Drops what is wider than a rank or a link but is its echo: one very late rank unsettles all, and of few ranks one
+    has half of the links. is_slower: whether the ranks of a wide sighting compute longer than before, which no echo
+    does. ratio_without: of a wide sighting to the past, without a rank's links."""
     ranks = [s for s in sightings if s.place.rank is not None]
 
+    def is_echo_of(wide: Sighting, s: Sighting) -> bool:
+        if not s.overlaps(wide) or s.place in wide.members:
+            return False
+        assert s.place.rank is not None
+        is_of_it = s.ratio > wide.ratio and ratio_without(wide, s.place.rank) < LEFT * wide.ratio
+        return s.ratio >= SOURCE * wide.ratio or is_of_it
+
     def is_echo(wide: Sighting) -> bool:
-        larger = [
-            s for s in ranks if s.overlaps(wide) and s.place not in wide.members and s.ratio >= SOURCE * wide.ratio
-        ]
-        return wide.is_change and wide.place.kind in RANGE[3:] and bool(larger) and not is_slower(wide)
+        is_wide_change = wide.is_change and wide.place.kind in RANGE[3:]
+        return is_wide_change and any(is_echo_of(wide, s) for s in ranks) and not is_slower(wide)
 
     return [s for s in sightings if not is_echo(s)]
 

@@ -19,7 +19,6 @@ LEVEL = 25.0  # variance of the places' own levels, in noise variances: nothing 
 MIN_PAST = 3  # windows before a run that tell a place's usual level
 MIN_NOISE = 0.04  # of a logarithm
 LARGE, LARGE_Z = 0.8, 1.282  # quantile of the changes that shows tails, and the same of normal noise
-MARGIN = 1.0  # on top of the least score: the noise is estimated
 RAISED_Z, STEADY = 1.25, 0.75  # above the past; part of the run's windows
 _AT_ONCE = 8192  # places, to bound memory
 
@@ -32,6 +31,7 @@ class Limits:
     short_ratio: float  # over the number of windows, added
     min_windows: int  # a shorter run stands out among the peers, or is no fault
     min_peer_ratio: float  # to the peers, in the same windows
+    margin: float = 1.0  # on top of the least score
 
     def least_ratio(self, num_windows: int) -> float:
         return self.min_ratio + self.short_ratio / num_windows
@@ -59,7 +59,7 @@ def find_changes(
     chance = Chance(memory, links.tail, level=LEVEL)
     noise = deviation_of_changes(np.abs(np.diff(effect_WP, axis=0))) / np.sqrt(max(0.1, 1 - memory.fading * memory.rho))
     noise = max(MIN_NOISE, noise)
-    min_score = least_score(num_places) + MARGIN
+    min_score = least_score(num_places) + limits.margin
     for start in range(0, num_places, _AT_ONCE):
         part_WP = effect_WP[:, start : start + _AT_ONCE]
         z_WP = (part_WP - median(part_WP, 0)) / noise

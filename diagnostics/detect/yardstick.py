@@ -9,7 +9,7 @@ from ..windows.matrices import WindowMatrices
 from ..windows.medians import median, median_of_known
 from .chance import HIGH_Z
 from .effects import FLOOR_US, Effects
-from .lateness import spared_us
+from .lateness import Lateness, spared_us
 from .past import MIN_PAST
 from .sightings import Outliers, Place, Sighting
 from .topology import LinkTopology
@@ -31,6 +31,10 @@ class Yardstick:
         return Effects.from_waits(matrices.dispatch_us_WNN, tier_NN), Effects.from_waits(
             matrices.combine_us_WNN, tier_NN
         )
+
+    @cached_property
+    def _lateness(self) -> Lateness:
+        return Lateness.from_waits(self.matrices.dispatch_us_WNN, self.matrices.combine_us_WNN)
 
     def _windows_of(self, sighting: Sighting) -> slice:
         return slice(sighting.first, sighting.last + 1)
@@ -74,6 +78,17 @@ class Yardstick:
         ways_us = [median_of_known(waits_WNN[:, i][:, :, j]) for i, j in (ends, ends[::-1])]
         is_other_N = ~(ends[0] | ends[1])
         return min(ways_us), median_of_known(waits_WNN[:, is_other_N][:, :, ~is_other_N])
+
+    def ratio_without(self, wide: Sighting, rank: int) -> float:
+        """The median wait of a wide place over that in the other windows, without the links of a rank; 1 where nothing
+        is left or known."""
+        links_NN = self.links_of(wide.place)
+        links_NN[rank] = links_NN[:, rank] = False
+        if not links_NN.any() or not self._has_past(wide):
+            return 1.0
+        waits_WX = self.matrices.wait_us_WNN[:, links_NN]
+        usual_us = median_of_known(self._outside(waits_WX, wide))
+        return median_of_known(waits_WX[self._windows_of(wide)]) / usual_us if usual_us > 0 else 1.0
 
     def column_ratio(self, row: Sighting) -> float:
         """How long the others wait for the row's rank, over what is usual among its peers or was before, the lower."""
@@ -170,28 +185,66 @@ class Yardstick:
         A rank that is late by itself waits less than the others. Messages that are late by themselves are not early at
         the other end: the rank's own waits are not shorter by as much as the waits for it are longer.
         """
-        at, rank = self._windows_of(column), column.place.rank
-        blocked_us_WN, waits_WNN = self.matrices.blocked_us_WN, self.matrices.wait_us_WNN
-        if rank is None or np.isnan(blocked_us_WN[at]).all():
+        rank = column.place.rank
+        if rank is None or np.isnan(self.matrices.blocked_us_WN[self._windows_of(column)]).all():
             return math.nan, math.nan
-        inside, others_N = np.arange(len(waits_WNN))[at], np.arange(self.matrices.num_ranks) != rank
-        during_NN, spared_N = median(waits_WNN[at], 0), median(spared_us(blocked_us_WN[at]), 0)
+        if self._has_past(column):
+            changes = (
+                self._change_N(values_WN, column)
+                for values_WN in (self._lateness.column_us_WN, self._lateness.messages_us_WN)
+            )
+            late_us, messages_us = (float(change_N[rank]) for change_N in changes)
+            usual_us = median_of_known(self._outside(self._lateness.awaited_us_WN, column)[:, rank])
+        else:
+            late_us, messages_us, usual_us = self._beside_alike(column, rank)
+        own_us = float(np.fmax(self._spared_us_N(column)[rank], messages_us))
+        return own_us / max(1e-9, late_us), own_us / max(FLOOR_US, usual_us)
+
+    def _beside_alike(self, column: Sighting, rank: int) -> tuple[float, float, float]:
+        """How late a rank is, its messages are, and what is usual, beside links that are alike: without a past."""
+        during_NN, tier_NN = median(self.matrices.wait_us_WNN[self._windows_of(column)], 0), self._topology.tier_NN
         np.fill_diagonal(during_NN, np.nan)
-        usual_NN = during_NN.copy()
-        if len(waits_WNN) - len(inside) >= MIN_PAST:
-            usual_NN = median(np.delete(waits_WNN, inside, axis=0), 0)
-            spared_N = spared_N - median(spared_us(np.delete(blocked_us_WN, inside, axis=0)), 0)
-        else:  # no past: beside links that are alike
-            tier_NN = self._topology.tier_NN
-            for tier in np.unique(tier_NN[tier_NN >= 0]):
-                usual_NN[tier_NN == tier] = median_of_known(during_NN[tier_NN == tier])
+        usual_NN = np.full(during_NN.shape, np.nan)
+        for tier in np.unique(tier_NN[tier_NN >= 0]):
+            usual_NN[tier_NN == tier] = median_of_known(during_NN[tier_NN == tier])
         late_N = median(during_NN - usual_NN, 0)
         waits_N = np.nanmean(during_NN - usual_NN - late_N, axis=1)
-        late_us = late_N[rank] - median_of_known(late_N)
-        messages_us = late_us + waits_N[rank] - median_of_known(waits_N)
-        own_us = float(np.fmax(spared_N[rank], messages_us))
-        usual_us = float(np.nanmean(usual_NN[others_N, rank]))
-        return own_us / max(1e-9, float(late_us)), own_us / max(FLOOR_US, usual_us)
+        late_us = float(late_N[rank] - median_of_known(late_N))
+        return late_us, late_us + float(waits_N[rank] - median_of_known(waits_N)), float(np.nanmean(usual_NN[:, rank]))
+
+    def works_less(self, row: Sighting) -> float:
+        """The part of a row's longer wait that the rank's own shorter work makes up; NaN where it is not logged."""
+        if row.place.rank is None or np.isnan(self.matrices.blocked_us_WN[self._windows_of(row)]).all():
+            return math.nan
+        return float(-self._spared_us_N(row)[row.place.rank]) / max(1e-9, self.excess_us(row))
+
+    def _spared_us_N(self, sighting: Sighting) -> np.ndarray:
+        """How much less each rank waits at all than the others; where there is a past, than it did before."""
+        spared_us_WN = spared_us(self.matrices.blocked_us_WN)
+        if self._has_past(sighting):
+            return self._change_N(spared_us_WN, sighting)
+        return median(spared_us_WN[self._windows_of(sighting)], 0)
+
+    def _change_N(self, values_WN: np.ndarray, sighting: Sighting) -> np.ndarray:
+        return median(values_WN[self._windows_of(sighting)], 0) - median(self._outside(values_WN, sighting), 0)
+
+    def _outside(self, values_WX: np.ndarray, sighting: Sighting) -> np.ndarray:
+        return np.delete(values_WX, np.arange(len(values_WX))[self._windows_of(sighting)], axis=0)
+
+    def _has_past(self, sighting: Sighting) -> bool:
+        """Whether there are enough windows without it, before it or after."""
+        return len(self.matrices.window_W) - (sighting.last - sighting.first + 1) >= MIN_PAST
+
+    def beside_tier(self, point: Sighting) -> tuple[float, float]:
+        """A link's wait over that of its tier; and the same over what it is in the other windows, NaN where those are
+        too few."""
+        src, dst = point.place.src, point.place.dst
+        tier_NN = self._topology.tier_NN
+        usual_us_W = median(self.matrices.wait_us_WNN[:, tier_NN == tier_NN[src, dst]], 1)
+        ratio_W = self.matrices.wait_us_WNN[:, src, dst] / np.maximum(FLOOR_US, usual_us_W)
+        during = median_of_known(ratio_W[self._windows_of(point)])
+        outside = median_of_known(self._outside(ratio_W, point)) if self._has_past(point) else math.nan
+        return during, during / outside if outside > 0 else math.nan
 
     def row(self, sighting: Sighting) -> tuple[float, float]:
         """A column's own row: (ratio, z), in the phase where the others wait longest for it. Compared with the others

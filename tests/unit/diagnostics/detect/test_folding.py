@@ -2,7 +2,13 @@
 
 import numpy as np
 import pytest
-from eprt.diagnostics.detect.folding import fold, join_nodes, without_explained, without_wide_echoes
+from eprt.diagnostics.detect.folding import (
+    fold,
+    join_nodes,
+    without_explained,
+    without_paths_of,
+    without_wide_echoes,
+)
 from eprt.diagnostics.detect.sightings import Place, Sighting
 
 NODE_N = np.repeat(np.arange(3), 4)
@@ -14,6 +20,14 @@ def column(rank: int, first: int = 2, last: int = 7, ratio: float = 2.0) -> Sigh
 
 def point(src: int, dst: int) -> Sighting:
     return Sighting(Place("point", None, src, dst), 2, 7, 8.0, 3.0)
+
+
+def path(first: int, second: int) -> Sighting:
+    return Sighting(Place("path", None, None, None, (first, second)), 2, 7, 9.0, 2.0, True)
+
+
+def never(sighting: Sighting) -> bool:
+    return False
 
 
 def node(number: int, ratio: float = 2.0) -> Sighting:
@@ -48,10 +62,17 @@ def test_two_nodes_that_wait_for_each_other_longest_are_a_path():
     def waits(sighting, pair):
         return (500.0, 380.0) if pair == (0, 2) else (160.0, 330.0)
 
-    (joined,) = join_nodes([node(0), node(2)], [0, 1, 2], waits)
+    (joined,) = join_nodes([node(0), node(2)], [0, 1, 2], waits, never)
     assert joined.place.kind == "path" and joined.place.nodes == (0, 2)
     apart = [node(0), node(2)]
-    assert join_nodes(apart, [0, 1, 2], lambda sighting, pair: (330.0, 330.0)) == apart
+    assert join_nodes(apart, [0, 1, 2], lambda sighting, pair: (330.0, 330.0), never) == apart
+    assert join_nodes(apart, [0, 1, 2], waits, lambda sighting: True) == apart, "no path makes ranks compute longer"
+
+
+def test_a_node_that_computes_longer_explains_the_paths_to_it():
+    slow, to_it, elsewhere = node(1), path(0, 1), path(0, 2)
+    assert without_paths_of([slow, to_it, elsewhere], lambda sighting: sighting is slow) == [slow, elsewhere]
+    assert without_paths_of([slow, to_it, elsewhere], never) == [slow, to_it, elsewhere]
 
 
 def test_what_a_wide_finding_explains_goes_and_a_larger_fault_elsewhere_stays():
@@ -62,5 +83,13 @@ def test_what_a_wide_finding_explains_goes_and_a_larger_fault_elsewhere_stays():
 
 def test_one_very_late_rank_is_not_a_slow_node():
     late, echo = column(0, ratio=5.0), node(1)
-    assert without_wide_echoes([late, echo], lambda wide: False) == [late]
-    assert without_wide_echoes([late, echo], lambda wide: True) == [late, echo]
+    assert without_wide_echoes([late, echo], never, lambda wide, rank: wide.ratio) == [late]
+    assert without_wide_echoes([late, echo], lambda wide: True, lambda wide, rank: wide.ratio) == [late, echo]
+
+
+def test_what_is_usual_without_a_ranks_links_is_the_ranks_echo():
+    late, echo = column(0, ratio=2.5), node(1)
+    assert without_wide_echoes([late, echo], never, lambda wide, rank: 1.1) == [late]
+    assert without_wide_echoes([late, echo], never, lambda wide, rank: 1.9) == [late, echo]
+    less = column(0, ratio=1.8)
+    assert without_wide_echoes([less, echo], never, lambda wide, rank: 1.1) == [less, echo]

@@ -20,27 +20,48 @@ def waits(**changes: float) -> np.ndarray:
     return wait_us_WNN
 
 
+def lateness(wait_us_WNN: np.ndarray) -> Lateness:
+    return Lateness.from_waits(0.5 * wait_us_WNN, 0.5 * wait_us_WNN)
+
+
 def change_of(values_WN: np.ndarray) -> np.ndarray:
     return np.median(values_WN[ONSET:], axis=0) - np.median(values_WN[:ONSET], axis=0)
 
 
 def test_a_column_is_late_by_as_much_on_short_links_and_long_ones():
-    change_N = change_of(Lateness.from_waits(waits(column=20)).column_us_WN)
+    change_N = change_of(lateness(waits(column=20)).column_us_WN)
     assert change_N[LATE] == pytest.approx(20, abs=1)
     assert np.delete(change_N, LATE) == pytest.approx(0, abs=1)
 
 
 def test_messages_are_late_where_the_rank_is_not_early_at_the_other_end():
-    late = Lateness.from_waits(waits(column=20))
+    late = lateness(waits(column=20))
     assert change_of(late.messages_us_WN)[LATE] == pytest.approx(20, abs=1)
-    inherited = Lateness.from_waits(waits(column=20, row=-20))
+    inherited = lateness(waits(column=20, row=-20))
     assert change_of(inherited.column_us_WN)[LATE] == pytest.approx(20, abs=1)
     assert change_of(inherited.row_us_WN)[LATE] == pytest.approx(-20, abs=1)
     assert change_of(inherited.messages_us_WN)[LATE] == pytest.approx(0, abs=1)
 
 
+def test_what_single_messages_make_late_is_inherited():
+    """In some windows one message to a rank is very late, and in the phase after that all wait as long for the rank."""
+    rng = np.random.default_rng(2)
+    dispatch_us_WNN, combine_us_WNN = 0.5 * waits(column=20), 0.5 * waits(column=20)
+    calm = lateness(dispatch_us_WNN + combine_us_WNN)
+    for w in range(12):
+        for rank in (w % N, (w + 2) % N):
+            late_us, sender = rng.uniform(60, 200), (rank + 1 + rng.integers(N - 1)) % N
+            dispatch_us_WNN[w, rank, sender] += late_us
+            combine_us_WNN[w, :, rank] += late_us
+    tailed = Lateness.from_waits(dispatch_us_WNN, combine_us_WNN)
+    assert tailed.column_us_WN.std() > 20 and calm.column_us_WN.std() < 10
+    assert tailed.messages_us_WN.std() < 0.5 * tailed.column_us_WN.std()
+    assert change_of(tailed.messages_us_WN)[LATE] == pytest.approx(20, abs=3)
+    assert np.delete(change_of(tailed.messages_us_WN), LATE) == pytest.approx(0, abs=3)
+
+
 def test_a_change_is_told_over_the_mean_wait_before_the_run():
-    late = Lateness.from_waits(waits(column=36))
+    late = lateness(waits(column=36))
     run = WindowRun(LATE, ONSET, 11, 9.0)  # waits of 30, 30, 100, 100, 100: 72 in the mean
     assert late.ratio(late.awaited_us_WN, run, 36 / late.usual_us) == pytest.approx(1.5, rel=0.02)
 
@@ -49,7 +70,7 @@ def test_ranks_without_a_line_are_left_out():
     wait_us_WNN = waits(column=20)
     wait_us_WNN[5, 0] = np.nan
     wait_us_WNN[6] = np.nan
-    late = Lateness.from_waits(wait_us_WNN)
+    late = lateness(wait_us_WNN)
     assert np.isnan(late.column_us_WN[6]).all() and np.isnan(late.awaited_us_WN[6]).all()
     assert np.nanmedian(late.column_us_WN[ONSET:, LATE]) - late.column_us_WN[:ONSET, LATE].mean() > 19
 

@@ -130,3 +130,32 @@ def test_what_it_adds_itself_without_a_past_and_where_it_is_not_logged():
     measured.matrices.blocked_us_WN[:] = 300.0
     part, over_usual = measured.own_lateness(column(3))
     assert part == pytest.approx(1, abs=0.2) and over_usual == pytest.approx(1, abs=0.2)
+
+
+def test_a_row_that_the_ranks_own_shorter_work_explains():
+    measured = yardstick()
+    row = Sighting(Place("row", 3, None, None), 3, 5, 9.0, 2.0)
+    assert math.isnan(measured.works_less(row)), "the log does not tell"
+    measured.matrices.blocked_us_WN[:] = 300.0
+    assert measured.works_less(row) == 0.0
+    measured.matrices.blocked_us_WN[3:, 3] += measured.excess_us(row)
+    assert measured.works_less(row) == pytest.approx(1.0)
+
+
+def test_a_link_beside_its_tier_and_its_past():
+    measured = yardstick(link(2, 6, 3.0, windows=(3, 5)))
+    assert measured.beside_tier(point(2, 6, 3)) == pytest.approx((3.0, 3.0), rel=0.1)
+    assert measured.beside_tier(point(2, 5, 3)) == pytest.approx((1.0, 1.0), rel=0.1)
+    always = yardstick(link(2, 6, 3.0)).beside_tier(point(2, 6))
+    assert always[0] == pytest.approx(3.0, rel=0.1) and math.isnan(always[1]), "no past"
+
+
+def test_what_is_left_of_a_wide_place_without_a_rank():
+    measured = yardstick(
+        *(PlantedFault("column", rank=rank, factor=3.0, windows=(3, 5)) for rank in (4, 5)), ranks_per_node=4
+    )
+    node = Sighting(Place("node", None, None, None, (1,)), 3, 5, 9.0, 2.0, True)
+    assert measured.ratio_without(node, 0) > 1.4
+    assert measured.ratio_without(node, 4) == pytest.approx(1.0, abs=0.1)
+    alone = yardstick(ranks_per_node=7)
+    assert alone.ratio_without(node, 7) == 1.0, "nothing is left"
