@@ -50,6 +50,7 @@ _LEAST = {
     "max_num_seqs": 1,
     "max_queue": 1,
     "low_latency_max_tokens": 1,
+    "prompt_ranks": 1,
     "num_redundant_experts": 0,
     "spare_experts": 0,
     "seed": 0,
@@ -87,6 +88,8 @@ class EngineConfig:
     # Which drafted tokens are accepted. "exact": those that would have been generated without drafts. "rejection": with
     # a temperature more of them; tokens follow the same distribution, but are others (engine/acceptance.py).
     speculative_acceptance: str = "exact"
+    # Ranks that compute each other's prompts, a part of the tokens each (docs/prompt-ranks.md); 1: each its own.
+    prompt_ranks: int = 1
     overlap_schedule: bool | None = None  # prepare each step while the one before computes; None: on GPUs
     low_latency_max_tokens: int = 64  # steps of at most this many tokens on every rank use the low-latency mode
     # Slots of all ranks beyond one per expert, in each MoE layer, for replicas; rounded up so that all ranks have
@@ -130,6 +133,11 @@ class EngineConfig:
         self._check_model()
         self._check_drafts()
         self._check_overlap()
+        on_cpu = self.prompt_ranks == 1 or self.device == "cpu"
+        want = (
+            f"one prompt over several ranks works on CPUs only, so far, not with --device {self.device}; leave it out"
+        )
+        self._require(on_cpu, "prompt_ranks", want)
 
     @property
     def max_running(self) -> int:

@@ -58,15 +58,17 @@ class BatchRows:
         vocab_size: int,
         num_drafts: int = 0,
         num_tail: int = 0,
+        first_page: int = 0,
     ):
-        self.page_size, self.vocab_size = page_size, vocab_size
+        self.page_size, self.vocab_size, self.first_page = page_size, vocab_size, first_page
         self.num_drafts = num_drafts  # most drafts of a row (drafter.py)
         self.tokens_ML = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)  # prompt and generated
         self.length_M = np.zeros(num_rows, dtype=np.int64)  # how many these are
         self.num_prompt_M = np.zeros(num_rows, dtype=np.int64)
         self.max_len_M = np.zeros(num_rows, dtype=np.int64)  # the length at which the request ends
         self.num_slots_M = np.zeros(num_rows, dtype=np.int64)  # tokens for which the request's pages have room
-        self.page_table_MP = np.zeros((num_rows, -(-max_model_len // page_size)), dtype=np.int32)  # pages in order
+        # The numbers that batches have for pages: from first_page on.
+        self.page_table_MP = np.zeros((num_rows, -(-max_model_len // page_size)), dtype=np.int32)  # in order
         self.tail_MF = np.zeros((num_rows, num_tail), dtype=np.int32)  # pages besides these
         self.stop_MS = np.full((num_rows, 4), _NO_TOKEN, dtype=np.int64)  # token ids that end the request, padded
         self.sampling_M = np.zeros(num_rows, dtype=SAMPLING_DTYPE)
@@ -91,7 +93,7 @@ class BatchRows:
         self.num_prompt_M[row] = request.num_prompt
         self.max_len_M[row] = request.max_len
         self.num_slots_M[row] = len(request.pages) * self.page_size
-        self.page_table_MP[row, : len(request.pages)] = request.pages
+        self.page_table_MP[row, : len(request.pages)] = np.array(request.pages, dtype=np.int32) + self.first_page
         self.tail_MF[row] = request.tail
         self.num_draft_M[row] = 0
         self.unknown_M[row] = False
@@ -101,7 +103,7 @@ class BatchRows:
             self.matchers.assign_row(row, request.grammar.deep_copy(), request.params.ignore_eos)
 
     def append_page(self, request: Request, page: int) -> None:
-        self.page_table_MP[request.row, len(request.pages)] = page
+        self.page_table_MP[request.row, len(request.pages)] = page + self.first_page
         request.pages.append(page)
         self.num_slots_M[request.row] += self.page_size
 
@@ -186,7 +188,7 @@ class BatchRows:
     def check_integrity(self, request: Request) -> None:
         """Raises RuntimeError naming the request if its row contradicts it."""
         row, num_pages = request.row, len(request.pages)
-        pages = self.page_table_MP[row, :num_pages].tolist()
+        pages = (self.page_table_MP[row, :num_pages] - self.first_page).tolist()
         num_slots, length = int(self.num_slots_M[row]), int(self.length_M[row])
         who = f"request {request.request_id!r}"
         if pages != request.pages or num_slots != num_pages * self.page_size:

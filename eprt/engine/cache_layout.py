@@ -5,6 +5,7 @@ tokens. One layout for latents (V2, V3, V3.2), one for V4's five kinds of entrie
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from eprt.config import EngineConfig, ModelConfig
 from eprt.engine.cache_format import CacheFormat
+from eprt.ep.group.group import EPGroup
+from eprt.ep.group.window import PAGE
 from eprt.kv.pages import CachePages
 from eprt.layers.hybrid_cache import PAGE_TOKENS, HybridLayout
 from eprt.layers.layer_cache import LayerCache
@@ -30,6 +33,12 @@ class CacheLayout:
     def for_model(config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype) -> "CacheLayout":
         """ValueError for a format that the model cannot have. An MTP layer is the last one of the layers."""
         drafts = config.num_speculative_tokens
+        if config.prompt_ranks > 1 and (model.v4 is not None or model.indexer is not None):
+            model_name = "V4" if model.v4 is not None else "V3.2, whose attention has an indexer"
+            raise ValueError(
+                f"--prompt-ranks {config.prompt_ranks}: one prompt over several ranks works with DeepSeek V2 and V3 so "
+                f"far, not with {model_name}; leave it out"
+            )
         if model.v4 is None:
             entry = CacheFormat.from_name(config.kv_cache_dtype, model, kv_dtype)
             return LatentLayout(model.num_hidden_layers + (drafts > 0), config.page_size, entry)
@@ -40,6 +49,13 @@ class CacheLayout:
     def allocate(self, num_pages: int, device: torch.device, readable: CachePages | None = None) -> Sequence[Any]:
         """Each layer's part of the pages. MemoryError where the device has no room for them. readable: gets them as its
         parts, where other instances could go on with pages alone."""
+        raise NotImplementedError
+
+    def allocate_together(
+        self, num_pages: int, group: EPGroup, readable: CachePages | None = None
+    ) -> tuple[Sequence[Any], int]:
+        """The same on CPUs, in memory that all ranks have: each layer's pages, of all ranks, and the number in them of
+        this rank's first. Collective."""
         raise NotImplementedError
 
 
@@ -66,6 +82,29 @@ class LatentLayout(CacheLayout):
             return [LayerCache(latents_PSD) for latents_PSD in latents]
         index_keys = allocate_kv_cache(*shape, self.entry.index, device, readable)
         return [LayerCache(*pages) for pages in zip(latents, index_keys)]
+
+    def allocate_together(
+        self, num_pages: int, group: EPGroup, readable: CachePages | None = None
+    ) -> tuple[list[LayerCache], int]:
+        """Rank after rank, layer after layer. So a layer's page is as far behind the rank's first page in all layers,
+        and one tensor per layer, of all that follows, has the pages of all ranks: each under one number, whichever rank
+        reads it."""
+        entry = self.entry.latent
+        page_bytes = self.page_size * entry.width * entry.dtype.itemsize
+        per_rank = self.num_layers * num_pages
+        per_rank += -per_rank % (PAGE // gcd(PAGE, page_bytes))  # parts begin where the system's pages do
+        memory = group.adjacent_memory(per_rank * page_bytes)
+        whole = torch.from_numpy(memory.bytes_RB.reshape(-1)).view(entry.dtype).view(-1, self.page_size, entry.width)
+        first = group.rank * per_rank
+        if readable is None:
+            memory.close_file()
+        else:
+            own = memory.bytes_RB[group.rank, : self.num_layers * num_pages * page_bytes]
+            offset = memory.offset + first * page_bytes
+            readable.add_part(own.reshape(self.num_layers, num_pages, page_bytes), memory.fd, offset)
+        padding = first + num_pages - 1
+        starts = range(0, self.num_layers * num_pages, num_pages)
+        return [LayerCache(whole[start:], own_padding=padding) for start in starts], first
 
 
 class HybridCacheLayout(CacheLayout):

@@ -144,6 +144,7 @@ class Drafter:
         """int64 [T]: the token that follows each of the batch's, where the host knows it; else anything."""
         tokens_ML = self.rows.tokens_ML
         parts = [tokens_ML[chunk.request_row, chunk.start + 1 : chunk.end + 1] for chunk in schedule.chunks]
+        parts += [guest.tokens[1:] for guest in schedule.guests or ()]
         return np.concatenate((np.zeros(schedule.num_decode_tokens), *parts)).astype(np.int64)
 
     def _last_rows(self, schedule: Schedule) -> np.ndarray:
@@ -168,7 +169,7 @@ class _Chain:
     def make_batch(self, k: int, token_S: Tensor) -> ForwardBatch:
         """The k-th tokens behind the latest ones; padding where there is no room."""
         position_S, num = self.latest_S + k, len(token_S)
-        has_room_S, padding_page = position_S < self.room_S, self.cache.num_pages - 1
+        has_room_S, padding_page = position_S < self.room_S, self.cache.padding_page
         position_S = torch.where(has_room_S, position_S, 0)
         table_SP = torch.where(has_room_S.unsqueeze(1), self.table_SP, padding_page)
         page_size = self.cache.page_size

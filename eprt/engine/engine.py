@@ -7,7 +7,7 @@ A step
 
     schedule   this rank chooses its tokens (scheduler.py); no other rank is asked
     agree      the ranks all-gather a header of integers each (step_headers.py):
-                   number of tokens | all decodes and few enough for low latency | has work | seen_seq |
+                   number of tokens | all decodes and few enough for low latency | has work | seen_seq | help sought |
                    time of arrival and since the last exchange, which tell which rank is late (step_waits.py) |
                    offered, progress and room of a migration of experts (ep/migration/migrator.py) |
                    number of the view for which this rank shall stop
@@ -65,6 +65,7 @@ from eprt.engine.memory_plan import make_cache
 from eprt.engine.outputs import EngineStats, StepResult, SuspendedState, TokenOutput
 from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.preparation import Preparation
+from eprt.engine.prompt_team import PromptTeam
 from eprt.engine.request import RequestLimits
 from eprt.engine.runner import Runner
 from eprt.engine.sampling_params import SamplingParams
@@ -109,14 +110,16 @@ class Engine:
         self.limits = RequestLimits(self.model.config.vocab_size, cache.max_model_len, cache.num_tokens)
         num_drafts = config.num_speculative_tokens
         sizes = cache.max_model_len, self._pool.page_size, self.limits.vocab_size
-        self._rows = rows = BatchRows(config.max_running, *sizes, num_drafts, self._pool.num_tail)
+        self._rows = rows = BatchRows(config.max_running, *sizes, num_drafts, self._pool.num_tail, cache.first_page)
         sizes = config.chunk_size, config.max_running
         self.scheduler = Scheduler(self._pool, rows, *sizes, replays_decodes=not self._on_gpu)
         num_layers = self.model.config.num_hidden_layers
         # Whether a step is launched before the previous one is finished.
         self.overlap_schedule = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
         self.overlap_schedule &= not num_drafts
-        self.runner = Runner(self.model, cache.layers[:num_layers], rows, config.chunk_size, self.overlap_schedule)
+        self.team = PromptTeam.for_config(config, self.group, rows)
+        how = config.chunk_size, self.overlap_schedule, None if self.team is None else self.team.barrier.wait
+        self.runner = Runner(self.model, cache.layers[:num_layers], rows, *how)
         self._schedule: Schedule | None = None  # of the step that is not launched yet
         self._launched: list[LaunchedStep] = []  # that are not finished yet, at most two
         self._outputs: list[TokenOutput] = []  # of finished steps, not returned yet
@@ -138,11 +141,10 @@ class Engine:
         self.overlap = OverlapPolicy.for_model(config, self.model)
         if self.group.rank == 0:
             self.overlap.log()
-        self._headers = StepHeaders(self.group, self.overlap, self.migrator)
+        self._headers = StepHeaders(self.group, self.overlap, self.migrator, self.team)
         self.step_waits = self._headers.waits
-        self.membership = Membership(
-            self.group, self.model, self._headers, self._router, self.migrator, config.replica_routing == "local"
-        )
+        parts = self._headers, self._router, self.migrator, self.team
+        self.membership = Membership(self.group, self.model, *parts, config.replica_routing == "local")
         self._leaves_for = 0  # number of the view for which this rank shall stop, 0 for none
         self.work = StepWork()
         self.ended_by = ""  # why step() can no longer be called, "" while it can
@@ -230,12 +232,15 @@ class Engine:
         if self.scheduler.must_preempt():
             self._finish()
         self._schedule = schedule = self.scheduler.schedule()
+        offer = None if self.team is None else self.team.offer(schedule)
         low_latency = not schedule.chunks and schedule.num_tokens <= self.config.low_latency_max_tokens
-        agreed = self._headers.agree(schedule.num_tokens, low_latency, self.has_work, seen_seq, self._leaves_for)
+        agreed = self._headers.agree(schedule.num_tokens, offer, low_latency, self.has_work, seen_seq, self._leaves_for)
         if agreed.leaves:
             self._finish()
             self._left_whole = True
             return StepResult(self._take_outputs(), all_idle=False, leaves=True)
+        if self.team is not None:
+            self._schedule = schedule = self.team.share(schedule, agreed.pieces, agreed.offers_N)
         if agreed.computes:
             self._launched.append(self._launch(schedule, agreed.mode, agreed.overlap))
         self._schedule = None
@@ -390,6 +395,6 @@ class Engine:
             part.close()
         if self._owns_model:
             self.model.close()
-        for part in (self.migrator, self._headers, self.handoff, self._router):
+        for part in (self.migrator, self._headers, self.team, self.handoff, self._router):
             if part is not None:
                 part.close()

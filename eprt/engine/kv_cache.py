@@ -30,6 +30,7 @@ import numpy as np
 
 from eprt.config import EngineConfig
 from eprt.engine.cache_size import CacheSize
+from eprt.ep.group.group import EPGroup
 from eprt.kv.pages import CachePages
 from eprt.models.model import Model
 
@@ -216,6 +217,7 @@ class KVCache:
     max_model_len: int  # most tokens of a request
     token_bytes: float  # that each further token of a request takes
     pages: CachePages | None = None  # the same memory, where others may read it (EngineConfig.hands_over)
+    first_page: int = 0  # number of the pool's page 0 in the layers, which may have other ranks' pages too
 
     @property
     def num_tokens(self) -> int:
@@ -223,9 +225,9 @@ class KVCache:
         return (self.pool.num_pages - self.pool.num_tail) * self.pool.page_size
 
     @staticmethod
-    def for_model(config: EngineConfig, model: Model, left_bytes: int) -> "KVCache":
+    def for_model(config: EngineConfig, group: EPGroup, model: Model, left_bytes: int) -> "KVCache":
         """model: loaded. left_bytes: for the cache, where --kv-cache-gb does not say how much. ValueError naming the
-        option that does not fit, MemoryError where there is no room."""
+        option that does not fit, MemoryError where there is no room. Collective with --prompt-ranks."""
         size = CacheSize.for_config(config, model.config, model.kv_dtype, left_bytes)
         if size.note:
             _log.warning(size.note)
@@ -235,7 +237,11 @@ class KVCache:
         extra = {"num_tail": layout.num_tail, "num_bookmark": layout.num_bookmark}
         pool = PagePool(*sizes, config.enable_prefix_cache, num_next=int(drafts), **extra)
         pages = CachePages() if config.hands_over else None
-        layers = layout.allocate(size.num_pages + 1, model.device, pages)
+        if min(config.prompt_ranks, group.size) > 1:
+            layers, first_page = layout.allocate_together(size.num_pages + 1, group, pages)
+        else:
+            layers, first_page = layout.allocate(size.num_pages + 1, model.device, pages), 0
         if pages is not None and pages.num_bytes != size.num_bytes:
             raise ValueError("requests of this model cannot be handed to another instance: its cache is not all pages")
-        return KVCache(pool, layers, min(size.max_model_len, size.num_tokens), layout.token_bytes, pages)
+        longest = min(size.max_model_len, size.num_tokens)
+        return KVCache(pool, layers, longest, layout.token_bytes, pages, first_page)

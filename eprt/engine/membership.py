@@ -9,6 +9,7 @@ import numpy as np
 
 from eprt.engine.deferred_experts import DeferredExperts, ReadExpert
 from eprt.engine.outputs import SuspendedState, TokenOutput
+from eprt.engine.prompt_team import PromptTeam
 from eprt.engine.step_headers import StepHeaders
 from eprt.ep.errors import RankLostError, ViewChangedError
 from eprt.ep.group.group import EPGroup
@@ -26,6 +27,7 @@ class Membership:
     """Everything of an engine that depends on which ranks take part.
 
     Args:
+        team: of the ranks that compute this one's prompts too; None: it has none.
         prefers_local: each rank prefers replicas of its own (EngineConfig.replica_routing).
     """
 
@@ -36,9 +38,10 @@ class Membership:
         headers: StepHeaders,
         router: BatchRouter | None,
         migrator: Migrator | None,
+        team: PromptTeam | None,
         prefers_local: bool,
     ):
-        self._group, self._model, self._headers = group, model, headers
+        self._group, self._model, self._headers, self._team = group, model, headers, team
         self._router, self._migrator = router, migrator
         self._node_of_rank = group.node_of_rank if prefers_local else None
         self._losses: LossWatch | None = None
@@ -69,6 +72,8 @@ class Membership:
         epochs = [self._headers.epoch, self._model.exchange.epoch]
         if self._router is not None:
             epochs.append(self._router.epoch)
+        if self._team is not None:
+            epochs.append(self._team.barrier.epoch)
         self._read += self.deferred.finish()
         expert_of_slot = [list(layer.expert_of_slot) for layer in self._model.moe_layers()]
         for slot, place in self._read:
@@ -100,6 +105,8 @@ class Membership:
         self._headers.restart(epoch)
         if self._router is not None:
             self._router.restart(epoch)
+        if self._team is not None:
+            self._team.restart(epoch)
         if self._migrator is not None:
             self._migrator.restart(placement_epoch)
 

@@ -161,7 +161,7 @@ def make_cache(engine: EngineConfig, group: EPGroup, model: Model, *, has_files:
     """The cache of a loaded model. has_files: whether it came from engine.model_dir; else the cache takes 1 GB by
     default. Collective."""
     left = cache_bytes_left(engine, group, model.device) if has_files else GB
-    return KVCache.for_model(engine, model, left)
+    return KVCache.for_model(engine, group, model, left)
 
 
 def cache_bytes_left(engine: EngineConfig, group: EPGroup, device: torch.device) -> int:

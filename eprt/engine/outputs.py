@@ -88,6 +88,7 @@ class EngineStats:
     gap_s: float = 0.0  # their sum
     num_two_batch_steps: int = 0  # of num_steps, those with two-batch overlap (overlap_policy.py)
     num_single_batch_steps: int = 0
+    num_split_steps: int = 0  # of num_steps, those in which several ranks computed a prompt of this rank's team
     # Steps by this rank's tokens in them, one count per bound of STEP_TOKENS and one beyond the last; their sum.
     step_token_counts: list[int] = field(default_factory=list)
     num_step_tokens: int = 0

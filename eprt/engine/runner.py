@@ -3,7 +3,7 @@
 The batch's tensors are views of buffers that are filled again in the next step; the model keeps none of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from eprt.engine.batch_rows import BatchRows
 from eprt.engine.graphs import GraphsByContext
 from eprt.engine.outputs import PromptLogprob
 from eprt.engine.sampler import top_logprobs
-from eprt.engine.schedule import Chunk, Drafts, Schedule
+from eprt.engine.schedule import Chunk, Drafts, Guest, Schedule
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch, Split, TailMove
 from eprt.layers.layer_cache import LayerCache
@@ -40,6 +40,7 @@ class Runner:
         cache_L: of each layer; the last page is for padding.
         keep_tokens: sampled tokens stay on the device, in last_token_M, where the next step takes them from: it can be
             packed before the host knows them. Every row that decodes has its latest token there.
+        meet: waits for the ranks that compute one prompt together (ForwardBatch.meet).
     """
 
     def __init__(
@@ -49,13 +50,14 @@ class Runner:
         rows: BatchRows,
         chunk_size: int,
         keep_tokens: bool = False,
+        meet: Callable[[], None] | None = None,
     ):
-        self.model, self.cache_L, self.rows = model, cache_L, rows
+        self.model, self.cache_L, self.rows, self._meet = model, cache_L, rows, meet
         self.device = model.device
         self.graphs: GraphsByContext | None = None  # set later, on GPUs
         self.num_tokens = 0  # so far
         self.num_context_tokens = 0  # that attention has to read, added up over the rows of each step
-        self.page_size, self.padding_page = cache_L[0].page_size, cache_L[0].num_pages - 1
+        self.page_size, self.padding_page = cache_L[0].page_size, cache_L[0].padding_page
         num_rows = len(rows.length_M)
         self.last_token_M = torch.zeros(num_rows, dtype=torch.int64, device=self.device) if keep_tokens else None
         self.draft_token_MK = torch.zeros(num_rows, rows.num_drafts, dtype=torch.int64, device=self.device)
@@ -105,25 +107,18 @@ class Runner:
         seq_len_B = (self.position_T[:num_tokens] + 1).astype(np.int32)
         query_start_B1 = self.query_start_B1[: num_tokens + 1]
         if schedule.chunks:
-            chunk_row, chunk_len, ends = [], [], []
-            for chunk in schedule.chunks:
-                begin, num_tokens = num_tokens, self._pack_chunk(chunk, num_tokens)
-                # Of a decoded chunk every token is a request of its own to the attention.
-                last = range(chunk.start if chunk.decoded else chunk.end - 1, chunk.end)
-                chunk_row += [chunk.request.row] * len(last)
-                chunk_len += [position + 1 for position in last]
-                ends += range(begin + 1, num_tokens + 1) if chunk.decoded else [num_tokens]
-                num_decode = num_tokens if chunk.decoded else num_decode
+            num_tokens, num_decode, chunk_row, *lengths = self._pack_chunks(schedule, num_tokens)
             row_B = np.concatenate((row_B, np.array(chunk_row, dtype=np.int64)))
-            seq_len_B = np.append(seq_len_B, np.array(chunk_len, dtype=np.int32))
-            query_start_B1 = np.append(query_start_B1, np.array(ends, dtype=np.int32))
+            seq_len_B, query_start_B1 = map(_append, (seq_len_B, query_start_B1), lengths)
+        if schedule.guests:
+            num_tokens, *lengths = self._pack_guests(schedule.guests, num_tokens)
+            seq_len_B, query_start_B1 = map(_append, (seq_len_B, query_start_B1), lengths)
         longest = int(seq_len_B.max(initial=0))
-        num_pages = -(-longest // self.page_size)
         arrays = {
             "token_id_T": self.token_id_T[:num_tokens],
             "position_T": self.position_T[:num_tokens],
             "kv_slot_T": self.kv_slot_T[:num_tokens],
-            "page_table_BP": self.rows.page_table_MP[:, :num_pages].take(row_B, axis=0),
+            "page_table_BP": self._page_table(row_B, schedule.guests, -(-longest // self.page_size)),
             "seq_len_B": seq_len_B,
             "query_start_B1": query_start_B1,
             "logits_idx": self._logits_idx(schedule),
@@ -143,6 +138,7 @@ class Runner:
             split=Split.in_middle(query_start_B1.tolist()) if overlap == "tbo" else None,
             num_context=int(seq_len_B[num_decode:].sum()),
             longest=longest,
+            meet=None if schedule.guests is None else self._meet,
             takeovers=_takeovers(schedule) if has_tails else (),
             bookmarks=_bookmarks(schedule) if has_tails else (),
         )
@@ -189,6 +185,41 @@ class Runner:
         self._pack_slots(chunk.request.row, at, end)
         return end
 
+    def _pack_chunks(self, schedule: Schedule, at: int) -> tuple[int, int, list[int], list[int], list[int]]:
+        """Behind the decodes. Returns how many tokens there are by then, how many of them are decodes, and of each
+        request, as attention sees it, its row, its length and where its tokens end."""
+        num_decode, row_X, length_X, ends = at, list[int](), list[int](), list[int]()
+        for chunk in schedule.chunks:
+            begin, at = at, self._pack_chunk(chunk, at)
+            # Of a decoded chunk every token is a request of its own to the attention.
+            last = range(chunk.start if chunk.decoded else chunk.end - 1, chunk.end)
+            row_X += [chunk.request.row] * len(last)
+            length_X += [position + 1 for position in last]
+            ends += range(begin + 1, at + 1) if chunk.decoded else [at]
+            num_decode = at if chunk.decoded else num_decode
+        return at, num_decode, row_X, length_X, ends
+
+    def _pack_guests(self, guests: Sequence[Guest], at: int) -> tuple[int, list[int], list[int]]:
+        """Behind the chunks. Returns how many tokens there are by then, and the guests' lengths and ends."""
+        ends = []
+        for guest in guests:
+            begin, at = at, at + guest.num_tokens
+            self.token_id_T[begin:at] = guest.tokens[:-1]
+            self.position_T[begin:at] = np.arange(guest.start, guest.end)
+            page_T, offset_T = np.divmod(self.position_T[begin:at], self.page_size)
+            self.kv_slot_T[begin:at] = guest.pages[page_T] * np.int64(self.page_size) + offset_T
+            ends.append(at)
+        return at, [guest.end for guest in guests], ends
+
+    def _page_table(self, row_B: np.ndarray, guests: Sequence[Guest] | None, num_pages: int) -> np.ndarray:
+        table_BP = self.rows.page_table_MP[:, :num_pages].take(row_B, axis=0)
+        if not guests:
+            return table_BP
+        table_GP = np.zeros((len(guests), num_pages), dtype=np.int32)
+        for row, guest in zip(table_GP, guests):
+            row[: len(guest.pages)] = guest.pages
+        return np.concatenate((table_BP, table_GP))
+
     def _pack_slots(self, row: np.ndarray | int, at: int, end: int) -> None:
         page_T, offset_T = np.divmod(self.position_T[at:end], self.page_size)
         self.kv_slot_T[at:end] = self.rows.page_table_MP[row, page_T] * np.int64(self.page_size) + offset_T
@@ -205,6 +236,10 @@ class Runner:
             scored.append(self.logits_idx_T[start : start + _num_prompt_logprobs(chunk)])
             start = end
         return np.concatenate(sampled + scored)
+
+
+def _append(values: np.ndarray, more: Sequence[int]) -> np.ndarray:
+    return np.append(values, np.array(more, dtype=values.dtype))
 
 
 def _first_requests(schedule: Schedule) -> list[int]:

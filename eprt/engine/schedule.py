@@ -38,6 +38,23 @@ class Chunk:
         return self.end - self.start
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Guest:
+    """Tokens of another rank's prompt that this rank computes (prompt_team.py)."""
+
+    tokens: np.ndarray  # int64, and the one behind them
+    start: int  # position of the first
+    pages: np.ndarray  # int32: the request's, from its beginning, by the numbers that batches have
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) - 1
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Drafts:
     """Where drafted tokens lie among the X rows that are sampled from."""
@@ -60,6 +77,7 @@ class Schedule:
     num_tokens: int
     draft_S: np.ndarray | None = None  # drafts computed behind each request's last token; None: no request has any
     decode_bookmarks: tuple[tuple[int, Bookmark], ...] = ()  # that decodes write: index among the decodes, bookmark
+    guests: tuple[Guest, ...] | None = None  # None: the rank's team splits no prompt in this step
 
     @cached_property
     def first_S(self) -> np.ndarray:

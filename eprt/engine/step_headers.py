@@ -10,13 +10,15 @@ from typing import Any
 from eprt.engine import step_waits
 from eprt.engine.outputs import STEP_TOKENS
 from eprt.engine.overlap_policy import OverlapPolicy
+from eprt.engine.prompt_split import ChunkOffer, ChunkPiece, load_change
+from eprt.engine.prompt_team import PromptTeam
 from eprt.engine.step_waits import StepWaits
 from eprt.ep.group.group import EPGroup
 from eprt.ep.group.int_all_gather import IntAllGather
 from eprt.ep.migration.migrator import MigrationHeader, Migrator
 
-# Tokens, low latency, has work, seen_seq, leaving, times; offered, progress, room.
-_NUM_VALUES = 8 + step_waits.NUM_VALUES
+# Tokens, offer of a chunk (prompt_team.py), low latency, has work, seen_seq, leaving, times; offered, progress, room.
+_NUM_VALUES = 8 + len(ChunkOffer._fields) + step_waits.NUM_VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +30,19 @@ class AgreedStep:
     overlap: str = "none"
     all_idle: bool = False
     leaves: bool = False  # all stop before this step, for another view
+    offers_N: tuple[ChunkOffer, ...] = ()  # what each rank lets others compute
+    pieces: tuple[ChunkPiece, ...] = ()  # of the prompts that are split in this step
 
 
 class StepHeaders:
     """One rank's end. Construction, agree() and close() are collective.
 
     migrator: its header travels along, and it advances with every step.
+    team: splits prompts; None: nobody does.
     """
 
-    def __init__(self, group: EPGroup, overlap: OverlapPolicy, migrator: Migrator | None):
-        self._group, self._overlap, self._migrator = group, overlap, migrator
+    def __init__(self, group: EPGroup, overlap: OverlapPolicy, migrator: Migrator | None, team: PromptTeam | None):
+        self._group, self._overlap, self._migrator, self._team = group, overlap, migrator, team
         self._gather = IntAllGather(group, num_values=_NUM_VALUES)
         self.waits = StepWaits(group.node_of_rank, group.rank)
         self.overlap_steps = {"none": 0, "tbo": 0, "sbo": 0}
@@ -45,21 +50,31 @@ class StepHeaders:
         self.step_token_counts = [0] * (len(STEP_TOKENS) + 1)
         self.num_step_tokens = 0
 
-    def agree(self, num_tokens: int, low_latency: bool, has_work: bool, seen_seq: int, leaves_for: int) -> AgreedStep:
+    def agree(
+        self,
+        num_tokens: int,
+        offer: ChunkOffer | None,
+        low_latency: bool,
+        has_work: bool,
+        seen_seq: int,
+        leaves_for: int,
+    ) -> AgreedStep:
         """Waits for all ranks.
 
+        offer: which of this rank's tokens others may compute; None: none.
         low_latency: whether this rank's part of the step fits that mode.
         leaves_for: number of the view for which this rank shall stop, 0 for none.
         """
         migrator, group = self._migrator, self._group
         migration = MigrationHeader() if migrator is None else migrator.header()
         has_work = has_work or leaves_for > 0 or (migrator is not None and migrator.active)
-        header = (num_tokens, low_latency, has_work, seen_seq, leaves_for, *self.waits.begin_exchange(), *migration)
+        times = self.waits.begin_exchange()
+        header = (num_tokens, *(offer or ChunkOffer()), low_latency, has_work, seen_seq, leaves_for, *times, *migration)
         # Plain integers: for a few ranks they are faster than numpy.
         rows = self._gather.all_gather(header).tolist()
         if not group.view.is_full:  # who takes no part agrees with this rank
             rows = [row if alive else header for row, alive in zip(rows, group.view.alive)]
-        num_tokens_N, low_latency_N, has_work_N, seen_seq_N, leaves_N, *others = zip(*rows)
+        num_tokens_N, starts_N, offered_N, low_latency_N, has_work_N, seen_seq_N, leaves_N, *others = zip(*rows)
         if min(leaves_N) > 0:
             self.waits.forget_exchange()
             return AgreedStep(computes=False, leaves=True)
@@ -69,18 +84,23 @@ class StepHeaders:
         all_idle = not any(has_work_N) and min(seen_seq_N) == max(seen_seq_N)
         self.waits.end_exchange(arrived_ns_N, took_ns_N, all_idle)
         mode = "low_latency" if all(low_latency_N) else "normal"
+        offers_N, pieces = tuple(map(ChunkOffer, starts_N, offered_N)), ()
         overlap = self._overlap.for_step(num_tokens_N, mode)
+        if self._team is not None and (pieces := tuple(self._team.split(num_tokens_N, offers_N))):
+            overlap = "none"  # half a batch would wait for ranks that have only one
+            num_tokens += load_change(pieces, group.rank)
         self.overlap_steps[overlap] += any(num_tokens_N)
         if num_tokens:
             self.step_token_counts[bisect.bisect_left(STEP_TOKENS, num_tokens)] += 1
             self.num_step_tokens += num_tokens
-        return AgreedStep(any(num_tokens_N), mode, overlap, all_idle)
+        return AgreedStep(any(num_tokens_N), mode, overlap, all_idle, offers_N=offers_N, pieces=pieces)
 
     def step_counts(self) -> dict[str, Any]:
         """What has been counted of the steps, as fields of EngineStats."""
         return {
             "num_two_batch_steps": self.overlap_steps["tbo"],
             "num_single_batch_steps": self.overlap_steps["sbo"],
+            "num_split_steps": 0 if self._team is None else self._team.num_split_steps,
             "step_token_counts": list(self.step_token_counts),
             "num_step_tokens": self.num_step_tokens,
         }

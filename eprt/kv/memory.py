@@ -35,5 +35,5 @@ class MemoryReader(PageReader):
 
 def _map(pid: int, part: CachePart) -> np.ndarray:
     with open(f"/proc/{pid}/fd/{part.fd}", "rb") as file:
-        memory = mmap.mmap(file.fileno(), int(np.prod(part.shape)), prot=mmap.PROT_READ)
+        memory = mmap.mmap(file.fileno(), int(np.prod(part.shape)), prot=mmap.PROT_READ, offset=part.offset)
     return np.frombuffer(memory, dtype=np.uint8).reshape(part.shape)

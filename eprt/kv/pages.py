@@ -14,7 +14,7 @@ from eprt.ops import native
 
 
 class CachePages:
-    """The parts of a CPU's cache, each in a memfd of its own, which other processes of the host can map."""
+    """The parts of a CPU's cache, in memfds, which other processes of the host can map."""
 
     def __init__(self):
         self._parts: list[CachePart] = []
@@ -30,11 +30,15 @@ class CachePages:
         fd = os.memfd_create("eprt-kv")
         os.ftruncate(fd, num_bytes)
         part = torch.frombuffer(mmap.mmap(fd, num_bytes), dtype=torch.uint8)
-        bytes_LPB = part.view(shape[0], shape[1], -1).numpy()
+        self.add_part(part.view(shape[0], shape[1], -1).numpy(), fd)
+        return part.view(dtype).view(*shape)
+
+    def add_part(self, bytes_LPB: np.ndarray, fd: int, offset: int = 0) -> None:
+        """A further part that is there already: shared memory of the file `fd`, which stays open, from a multiple of
+        4096 on."""
         self.bytes_LPB.append(bytes_LPB)
         self._addresses.append(bytes_LPB.ctypes.data)
-        self._parts.append(CachePart(fd, bytes_LPB.shape))
-        return part.view(dtype).view(*shape)
+        self._parts.append(CachePart(fd, bytes_LPB.shape, offset))
 
     def open_to_hosts(self, host: str, reader: str) -> None:
         """From now on other hosts can read the pages, too. host: the address of this one at which they come; reader:

@@ -28,6 +28,7 @@ class CachePart(msgspec.Struct, frozen=True):
 
     fd: int  # in the owner's process
     shape: tuple[int, int, int]  # layers (an MTP layer is the last), pages, bytes of a page in a layer
+    offset: int = 0  # of its first byte in the file
 
     def fits(self, other: "CachePart") -> bool:
         """Whether pages of one can be pages of the other."""

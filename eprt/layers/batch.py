@@ -1,7 +1,7 @@
 """ForwardBatch: one step's tokens of one rank, as tensors. Built by engine/runner.py, read by the layers."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,9 @@ class ForwardBatch:
     first_row: int = 0  # of the step's rows, the first that is here (second halves)
     num_context: int | None = None  # sum of seq_len_B behind the decodes, or more; None where the host does not know
     longest: int | None = None  # the largest of seq_len_B, or more; None where the host does not know
+    # Waits, once in each layer, for the ranks that compute this batch's prompts together, when the layer's entries are
+    # written and none has been read yet; None: all entries are written here, and by earlier steps.
+    meet: Callable[[], None] | None = None
     # Of models whose requests have pages beside those of their positions: int32 [B, pages]; None for others.
     tail_BF: Tensor | None = None
     bookmarks: tuple[TailMove, ...] = ()  # that the step writes, by request and position

@@ -131,6 +131,11 @@ class LayerPages:
         return PAGE_TOKENS
 
     @property
+    def padding_page(self) -> int:
+        """No request's."""
+        return self.num_pages - 1
+
+    @property
     def is_cuda(self) -> bool:
         return False
 

@@ -46,6 +46,8 @@ class MLA:
         q_nope_TNC, q_rope_TNR = self._queries(q_TA)
         kv_norm, rotation = self.weights.kv_a_norm, self._rotation(batch.position_T)
         ops.latent_insert(cache.latents, batch.kv_slot_T, kv_TD, kv_norm.weight_H, kv_norm.eps, rotation)
+        if batch.meet is not None:
+            batch.meet()
         return self.weights.o(self._attend(q_nope_TNC, q_rope_TNR, batch, cache.latents, plans).flatten(1))
 
     def _queries(self, q_TA: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,11 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
     "num_hidden_layers": ("K", "fewer layers than the model's, with dummy weights only"),
     "quantization": ("HOW", "int8: quantise the weights of layers at load; default: as they are"),
     "device": (None, "cpu, cuda (a GPU for each rank) or auto; default %(default)s"),
+    "prompt_ranks": (
+        "N",
+        "CPU ranks that compute each other's prompts, a part of the tokens each: the first token comes sooner while "
+        "some have nothing to do; default %(default)s: each its own (docs/prompt-ranks.md)",
+    ),
     "ep_payload": ("WHAT", "what dispatch sends: same (the dtype, default) or fp8"),
     "num_redundant_experts": ("N", "slots for replicas in each MoE layer, over all ranks; default %(default)s"),
     "spare_experts": (

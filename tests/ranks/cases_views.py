@@ -30,6 +30,7 @@ MOMENTS: dict[str, tuple[str, int]] = {
     "decode": ("combine_send", 21),
     "header": ("all_gather", 3),
     "combine": ("combine_recv", 18),
+    "entries": ("_meet", 1),
 }
 
 
@@ -144,7 +145,7 @@ def place(held: list[list[list[int]] | None], num_experts: int) -> list[list[int
 def die_in(rank: ViewRank, moment: str) -> None:
     """This process kills itself at the moment."""
     call, left = MOMENTS[moment]
-    owner = rank.engine._headers._gather if call == "all_gather" else None
+    owner = {"all_gather": rank.engine._headers._gather, "_meet": rank.engine.runner}.get(call)
 
     def arm(owner: object) -> None:
         original: Callable = getattr(owner, call)

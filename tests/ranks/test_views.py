@@ -30,7 +30,8 @@ def die(num_redundant: int, moments: list[str], checkpoint, folder, migrates: bo
 def run(case: str, num_ranks: int, checkpoint, folder, killed: tuple[int, ...] = (), **options) -> dict:
     """The tokens of all requests, from the ranks that are not killed."""
     options = {"directory": str(checkpoint), "folder": str(folder), **options}
-    results = finish(start_torch_ranks(num_ranks, f"{CASES}:{case}", **options), timeout_s=600)
+    case = case if ":" in case else f"{CASES}:{case}"
+    results = finish(start_torch_ranks(num_ranks, case, **options), timeout_s=600)
     tokens = {}
     for rank, (status, output) in enumerate(results):
         assert status == (-9 if rank in killed else 0), f"rank {rank} ended with {status}:\n{output}"

@@ -19,8 +19,9 @@ from eprt.ep.group.alone import load_mpi
 from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.fd_desk import FdDesk
 from eprt.ep.group.liveness import PeerWatch, process_domain
+from eprt.ep.group.memfd import adjacent_memfd
 from eprt.ep.group.view import View
-from eprt.ep.group.window import SharedWindow, private_window
+from eprt.ep.group.window import PAGE, AdjacentMemory, SharedWindow, private_window
 
 MAX_END_S = 60.0  # until a process that was killed has ended
 MAX_CLOSE_S = 5.0  # a rank that fails closes alone; nobody comes to meet it
@@ -191,6 +192,21 @@ class EPGroup(ABC):
     def lasting_window(self, num_bytes: int) -> SharedWindow:
         """A shared window of which a process that takes a lost rank's place finds its segment as it was left."""
         return self.shared_window(num_bytes)
+
+    def adjacent_memory(self, num_bytes: int) -> AdjacentMemory:
+        """num_bytes (a multiple of 4096, equal on all ranks) of each rank, in a row. The ranks are of one node."""
+        where = f"[rank {self.rank}/{self.size}]"
+        if self.num_nodes > 1:
+            raise ValueError(f"{where} the ranks of {self.num_nodes} nodes have no memory in a row")
+        if num_bytes % PAGE:
+            raise ValueError(f"{where} {num_bytes} bytes of adjacent memory: must be a multiple of {PAGE}")
+        sizes = self.allgather(num_bytes)
+        if set(sizes) - {None} != {num_bytes}:
+            raise ValueError(f"{where} {num_bytes} bytes of adjacent memory here, {sizes} on all ranks: must be equal")
+        return self._adjacent_memory(num_bytes)
+
+    def _adjacent_memory(self, num_bytes: int) -> AdjacentMemory:
+        return adjacent_memfd(num_bytes, self.rank, self.size, self.allgather)
 
     # -- point to point between nodes: bytes, never blocking the caller; equal (peer, tag) arrive in order --
 

@@ -4,6 +4,7 @@ Set-up calls go over the board (host_board.py), and windows lie on it. A process
 set-up calls of its predecessor: it finds what the others said then, and waits for nobody.
 """
 
+import os
 import pickle
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from eprt.ep.group.fd_desk import FdDesk
 from eprt.ep.group.group import EPGroup, PendingMessage
 from eprt.ep.group.host_board import HostBoard
 from eprt.ep.group.liveness import PeerWatch
-from eprt.ep.group.window import SharedWindow, private_window
+from eprt.ep.group.window import AdjacentMemory, SharedWindow, private_window
 
 # Of a set-up call while all processes live: one rank may still load a model that another has in its page cache.
 MAX_SET_UP_S = 3600.0
@@ -84,6 +85,14 @@ class HostGroup(EPGroup):
             offset = segments[self.rank].ctypes.data - segments[0].ctypes.data
             self._board.clear_window(segments[self.rank], begin + offset)
         return SharedWindow(segments)
+
+    def _adjacent_memory(self, num_bytes: int) -> AdjacentMemory:
+        if self.size == 1:
+            return super()._adjacent_memory(num_bytes)
+        offset = self._board.arena_at + self._window_at
+        segments = self.shared_window(num_bytes).segments  # of whole pages, so one begins where another ends
+        whole_RB = np.lib.stride_tricks.as_strided(segments[0], (self.size, num_bytes), (num_bytes, 1))
+        return AdjacentMemory(whole_RB, os.dup(self._board.fd), offset)
 
     def isend(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         raise ValueError(f"[rank {self.rank}/{self.size}] a group of one host sends no message to rank {peer}")

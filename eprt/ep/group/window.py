@@ -1,6 +1,8 @@
 """SharedWindow: symmetric memory of the ranks of one node."""
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,3 +39,17 @@ def page_aligned(raw: np.ndarray, num_bytes: int) -> np.ndarray:
 def private_window(num_bytes: int) -> SharedWindow:
     """The window of a node with one rank."""
     return SharedWindow([page_aligned(np.zeros(num_bytes + PAGE, dtype=np.uint8), num_bytes)])
+
+
+@dataclass(frozen=True, eq=False)
+class AdjacentMemory:
+    """Equal parts of memory, one of each rank, in a row, which all ranks of the host read and write. Fresh ones read as
+    zero. Each rank has them at addresses of its own, but everywhere one follows the other."""
+
+    bytes_RB: np.ndarray  # uint8 [ranks, bytes of each], contiguous
+    fd: int  # the caller's, of the file that the memory is of
+    offset: int  # in the file, of rank 0's part
+
+    def close_file(self) -> None:
+        """The memory stays with its views."""
+        os.close(self.fd)

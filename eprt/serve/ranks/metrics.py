@@ -31,6 +31,7 @@ COUNTERS = (
     ("eprt_device_gap_seconds", "Sum of these pauses: the GPU waited for the host", "gap_s"),
     ("eprt_two_batch_steps", "Steps with two-batch overlap", "num_two_batch_steps"),
     ("eprt_single_batch_steps", "Steps with single-batch overlap", "num_single_batch_steps"),
+    ("eprt_split_prompt_steps", "Steps in which the rank and others computed a prompt together", "num_split_steps"),
     ("eprt_prompt_tokens", "Prompt tokens of admitted sequences", "num_prompt_tokens"),
     ("eprt_generated_tokens", "Generated tokens", "num_generated_tokens"),
     ("eprt_cached_tokens", "Prompt tokens found in the prefix cache", "num_cached_tokens"),

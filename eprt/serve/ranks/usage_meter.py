@@ -29,10 +29,13 @@ class UsageMeter:
 
     def totals(self) -> dict[str, float]:
         engine = self._engine
+        attention_us = engine.model.attention_us()
+        if attention_us is not None and engine.team is not None:
+            attention_us -= engine.team.barrier.waited_us  # for others' attention
         totals: dict[str, float | None] = {
             "cpu_us": time.process_time() * 1e6,
             "run_wait_us": self._run_queue.waited_us(),
-            "attention_us": engine.model.attention_us(),
+            "attention_us": attention_us,
             "tokens": engine.runner.num_tokens,
             "context_tokens": engine.runner.num_context_tokens,
             "steps": engine.work.num_steps,

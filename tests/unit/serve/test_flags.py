@@ -43,6 +43,15 @@ from tests.unit.cases import MODEL
             ["--max-lost-ranks", "1"],
             "--max-lost-ranks 1: needs ranks that eprt starts .*; give -n, and leave out mpirun",
         ),
+        (["-n", "2", "--prompt-ranks", "4"], "--prompt-ranks 4: there are 2 ranks; must be in 1..2"),
+        (
+            ["--nnodes", "2", "--dist-init-addr", "127.0.0.1:7000", "-n", "2", "--prompt-ranks", "2"],
+            "--prompt-ranks 2: ranks that compute one prompt share memory, and these are of 2 hosts; leave it out",
+        ),
+        (
+            ["--device", "cuda", "--prompt-ranks", "2"],
+            "--prompt-ranks 2: one prompt over several ranks works on CPUs only, so far, not with --device cuda",
+        ),
         (["-n", "2", "--max-lost-ranks", "2"], "--max-lost-ranks 2: must be in 0..1 with -n 2"),
         (["-n", "2", "--max-lost-ranks", "-1"], "--max-lost-ranks -1: must be in 0..1 with -n 2"),
         (["-n", "2", "--restart-lost-ranks"], "--restart-lost-ranks needs --max-lost-ranks of at least 1"),
@@ -161,6 +170,10 @@ def test_a_chat_template_of_a_file(tmp_path):
         (["--decode", "1", "--decode-balance", "rows"], "--decode-balance rows: must be step, kv or batch"),
         (["--decode", "1", "-n", "2"], "-n 2: instances have ranks of their own: --prefill-ranks, --decode-ranks"),
         (["--decode", "1", "--device", "cuda"], "--device cuda: instances run on CPUs only"),
+        (
+            ["--prefill", "1", "--decode", "1", "--prefill-ranks", "2", "--prompt-ranks", "3"],
+            "--prompt-ranks 3: the largest instance has 2 ranks; must be in 1..2",
+        ),
         (["--decode", "1", "--max-lost-ranks", "1"], "--max-lost-ranks 1: an instance is lost as a whole"),
         (["--decode", "1", "--inject", "slow-rank:0:2x"], "--inject slow-rank:0:2x: names a rank of one group"),
         (["--decode-ranks", "2"], "--decode-ranks 2: is of instances; give --prefill and --decode too"),

@@ -16,7 +16,7 @@ def engine(attention_us: float | None) -> Any:
     work = StepWork()
     work.count_step(0.5)
     work.count_step(0.25)
-    return SimpleNamespace(model=model, runner=runner, work=work)
+    return SimpleNamespace(model=model, runner=runner, work=work, team=None)
 
 
 def test_totals_have_known_names_and_the_engines_counts():
@@ -27,6 +27,12 @@ def test_totals_have_known_names_and_the_engines_counts():
     assert (totals["tokens"], totals["context_tokens"], totals["attention_us"]) == (7, 900, 12.5)
     assert (totals["steps"], totals["step_us"]) == (2, 750_000)
     assert meter.totals()["cpu_us"] >= totals["cpu_us"] > 0
+
+
+def test_waits_for_a_team_are_no_attention():
+    one = engine(12.5)
+    one.team = SimpleNamespace(barrier=SimpleNamespace(waited_us=2.5))
+    assert UsageMeter(one).totals()["attention_us"] == 10
 
 
 def test_what_is_not_measured_is_not_told():
