@@ -102,6 +102,12 @@ TABLE: dict[str, Variable] = {
             "how eprt's attention kernel rounds queries over an fp8 cache; 2xfp8: to two numbers, more exact, slower",
         ),
         Variable(
+            "EPRT_GPU_INDEXER",
+            "auto",
+            _one_of("auto", "eprt", "triton"),
+            "kernels of the indexer on GPUs; auto: the first of the others that fits; triton: for all inputs",
+        ),
+        Variable(
             "EPRT_KERNEL_CACHE",
             "~/.cache/eprt/cubins",
             str,

@@ -13,7 +13,7 @@
 // The thread blocks of a cluster have different rows of the same request: each loads half of the tiles, and the
 // hardware hands them to both.
 //
-// Compile-time constant: CTAS (thread blocks of a cluster, 1 or 2).
+// Compile-time constants: CTAS (thread blocks of a cluster, 1 or 2), GATHER (mla_gather.cuh).
 #include "mla_load.cuh"
 #include "softmax.cuh"
 #include "wgmma_bf16.cuh"
@@ -44,7 +44,7 @@ struct Consumer {
 
   // This warp reads the half of the buffer no more, and of the other warpgroup's buffer the weights neither.
   EPRT_DEVICE void release(int buffer) {
-    if (lane < kCtas) barrier_arrive_at(&s.empty[buffer][w], lane);
+    if (lane < kSharers) barrier_arrive_at(&s.empty[buffer][w], kSharers > 1 ? lane : rank);
   }
 
   // Lowers the sums of the rows to new scales. kDrain: products that do not change them may run.
@@ -64,7 +64,7 @@ struct Consumer {
 
   // Sets the own half of a block's positions from the context's end on to zero: a weight of 0 does not undo a NaN.
   EPRT_DEVICE void clear_rest(int buffer, int known) {
-    if (known >= kKeys) return;
+    if (kGather || known >= kKeys) return;  // gathered rows behind the end are zeros
     for (int i = threadIdx.x % kWarpgroup; i < kHalf * (kKeys - known) * 8; i += kWarpgroup) {
       const int chunk = i % 8, at = i / 8 % (kKeys - known) + known, tile = i / 8 / (kKeys - known);
       *reinterpret_cast<Vec16*>(s.kv[buffer][w * kHalf + tile] + at * 128 + chunk * 16) = Vec16{};
@@ -79,7 +79,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const int tile = i < kHalf ? w * kHalf + i : i < 2 * kHalf ? (1 - w) * kHalf + i - kHalf : kRope;
-      if (tile % 2 == 0) barrier_wait(&s.full[w][tile / 2], parity);
+      if (tile % 2 == 0) barrier_wait(&s.full[w][tile / 2], parity), fence_gathered();
       multiply_fence();
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16)
@@ -164,6 +164,7 @@ struct Consumer {
     const uint32_t parity = (used_other + i / 2) & 1;
     barrier_wait(&s.full[buffer][2 * w], parity);
     barrier_wait(&s.full[buffer][2 * w + 1], parity);
+    fence_gathered();
     clear_rest(buffer, all_known - first);
     const uint64_t values = transposed_operand(s.kv[buffer][w * kHalf], kTileBytes);
     const uint64_t x = operand(s.kv[buffer][kRope]);
@@ -340,8 +341,8 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   const int rank = kCtas > 1 ? cluster_rank() : 0, share = blockIdx.x / kCtas;
   if (threadIdx.x == 0) {
     for (int buffer = 0; buffer < 2; ++buffer) {
-      for (int group = 0; group < kGroups; ++group) barrier_init(&s.full[buffer][group], 1);
-      for (int w = 0; w < 2; ++w) barrier_init(&s.empty[buffer][w], 4 * kCtas);
+      for (int group = 0; group < kGroups; ++group) barrier_init(&s.full[buffer][group], kLoaders);
+      for (int w = 0; w < 2; ++w) barrier_init(&s.empty[buffer][w], 4 * kSharers);
     }
     barrier_init(&s.q_full, 1), barrier_init(&s.q_empty, 8);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -355,7 +356,9 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
       __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // the same in all lanes, which the compiler sees
   if (group == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
-    if (threadIdx.x < kConsumers + kWarp) {
+    if constexpr (kGather) {
+      gather(p, s, share, rank);
+    } else if (threadIdx.x < kConsumers + kWarp) {
       if (p.box_rows == 64)
         load<1>(p, s, share, rank);
       else if (p.box_rows == 32)

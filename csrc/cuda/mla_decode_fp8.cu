@@ -21,7 +21,7 @@
 // The thread blocks of a cluster have different rows of the same request: each loads half of the tiles, and the
 // hardware hands them to both.
 //
-// Compile-time constants: CTAS (thread blocks of a cluster, 1 or 2), TERMS (of the queries' latents, 1 or 2).
+// Compile-time constants: CTAS (blocks of a cluster) and TERMS (of queries' latents), 1 or 2; GATHER (mla_gather.cuh).
 #include "mla_fp8_load.cuh"
 #include "softmax.cuh"
 #include "wgmma_bf16.cuh"
@@ -80,7 +80,7 @@ struct Consumer {
   // This warp reads the stage no more.
   EPRT_DEVICE void release(const Turn& of) {
     __syncwarp();
-    if (lane < kCtas) barrier_arrive_at(&s.empty[of.index], lane);
+    if (lane < kSharers) barrier_arrive_at(&s.empty[of.index], kSharers > 1 ? lane : rank);
   }
 
   EPRT_DEVICE int first_row() const { return segment().group * kGroupRows + rank * kRows; }
@@ -106,7 +106,7 @@ struct Consumer {
   EPRT_DEVICE void multiply_keys(float (&score)[32], const Turn& at) {
     const Stage& keys = s.stage[at.index];
     const uint64_t q = operand(s.q), k = operand(keys.latent), k_rope = operand(keys.rope);
-    barrier_wait(&s.full[at.index], at.parity);
+    barrier_wait(&s.full[at.index], at.parity), fence_gathered();
     multiply_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -464,7 +464,8 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   Shared& s = *reinterpret_cast<Shared*>(smem + (1024 - shared_address(smem) % 1024) % 1024);
   const int rank = kCtas > 1 ? cluster_rank() : 0, share = blockIdx.x / kCtas;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], kReaders * kCtas);
+    for (int i = 0; i < kStages; ++i)
+      barrier_init(&s.full[i], kLoaders), barrier_init(&s.empty[i], kReaders * kSharers);
     barrier_init(&s.q_full, 1), barrier_init(&s.q_empty, 8);
     publish_barriers();
   }
@@ -475,7 +476,9 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   const int group = uniform(threadIdx.x / kWarpgroup);
   if (group == 2) {
     registers_for_loads();
-    if (threadIdx.x < kConsumers + kWarp) {
+    if constexpr (kGather) {
+      gather(p, s, share, rank);
+    } else if (threadIdx.x < kConsumers + kWarp) {
       if (p.box_rows == 64)
         load<1>(p, s, share, rank);
       else if (p.box_rows == 32)

@@ -6,6 +6,7 @@
 #pragma once
 #include "bulk.cuh"
 #include "mla_boxes.cuh"
+#include "mla_gather.cuh"
 
 namespace eprt {
 
@@ -30,6 +31,7 @@ struct MlaDecodeFp8Params {
   TensorMap rope;    // 128 bytes by box_rows
   TensorMap scale;   // kScaleBytes by box_rows, not swizzled
   Lengths all;
+  const uint8_t* entries;     // the cache
   const Bound* bound;         // [shares + 1]
   const int32_t* page_table;  // [requests, table_width]
   const float* q_scale;       // [tokens * heads]
@@ -38,7 +40,7 @@ struct MlaDecodeFp8Params {
   float* log_sum;             // [2 shares, kGroupRows]
   int32_t q_rows;             // tokens * heads
   int32_t table_width;
-  int32_t page_size;   // a multiple of 16
+  int32_t page_size;   // a multiple of 16; 1 with GATHER
   int32_t box_rows;    // 16, 32 or 64: divides page_size
   int32_t cache_rows;  // pages * page_size
   float softmax_scale;
@@ -170,6 +172,37 @@ EPRT_DEVICE void load(const MlaDecodeFp8Params& p, Shared& s, int share, int ran
       for (int box = 0; box < kPerBlock; ++box) row[box] = boxes.row_of(i * kPerBlock + box);
       barrier_wait(&s.empty[stage.index], ~stage.parity & 1);
       if (leader) load_stage(p, s.stage[stage.index], &s.full[stage.index], rank, i % 2 == 0, row);
+    }
+  }
+}
+
+// The same for pages of one token, by all threads of a warpgroup.
+EPRT_DEVICE void gather(const MlaDecodeFp8Params& p, Shared& s, int share, int rank) {
+  constexpr int kEntryBytes = (kLatentTiles + 1) * 128 + kScaleBytes;
+  uint32_t segments = 0;
+  Turn stage;
+  Walk walk(p.all, p.bound, share);
+  Segment segment;
+  while (walk.next(segment)) {
+    if (segment.begin == segment.end) continue;
+    const int32_t* slots = p.page_table + int64_t(segment.index) * p.table_width;
+    Gathered<kEntryBytes> entries(p.entries, slots, segment.request.length, segment.begin);
+    barrier_wait(&s.q_empty, ~segments & 1);
+    if (threadIdx.x == kConsumers) {
+      const int first = segment.request.first_token * p.all.heads + segment.group * kGroupRows + rank * kRows;
+      barrier_expect(&s.q_full, sizeof(s.q));
+      load_tiles(s.q, &p.q, first, 0, &s.q_full);
+    }
+    ++segments;
+    for (int block = segment.begin; block < segment.end; ++block, stage.advance()) {
+      Stage& to = s.stage[stage.index];
+      entries.begin(block);
+      barrier_wait(&s.empty[stage.index], ~stage.parity & 1);
+#pragma unroll
+      for (int tile = 0; tile < kLatentTiles; ++tile) entries.copy_tile(to.latent[tile], 128 * tile);
+      entries.copy_tile(to.rope, 128 * kLatentTiles);
+      entries.copy_pieces(to.scale, 128 * (kLatentTiles + 1));
+      arrive_when_copied(&s.full[stage.index]);
     }
   }
 }

@@ -6,6 +6,7 @@
 #pragma once
 #include "bulk.cuh"
 #include "mla_boxes.cuh"
+#include "mla_gather.cuh"
 
 namespace eprt {
 
@@ -27,13 +28,14 @@ struct MlaDecodeParams {
   TensorMap kv;       // [pages * page_size, kEntry], boxes of box_rows rows, 1 tile
   TensorMap kv_pair;  // the same, 2 tiles
   Lengths all;
+  const uint8_t* entries;     // the cache
   const Bound* bound;         // [shares + 1]
   const int32_t* page_table;  // [requests, table_width]
   uint16_t* out;              // bf16 [tokens, heads, kLatent]
   float* partial;             // [2 shares, kGroupRows, kLatent]
   float* log_sum;             // [2 shares, kGroupRows]
   int32_t table_width;
-  int32_t page_size;   // a multiple of 16
+  int32_t page_size;   // a multiple of 16; 1 with GATHER
   int32_t box_rows;    // 16, 32 or 64: divides page_size
   int32_t cache_rows;  // pages * page_size
   float scale;         // of scores
@@ -154,6 +156,47 @@ EPRT_DEVICE void load(const MlaDecodeParams& p, Shared& s, int share, int rank) 
         const int w = late ? 1 - buffer : buffer;
         barrier_wait(&s.empty[buffer][w], parity);
         if (leader) load_half(p, s, buffer, w, late, rank, row);
+      }
+    }
+    used[0] += (count + 1) / 2, used[1] += count / 2;
+  }
+}
+
+// The same for pages of one token, by all threads of a warpgroup.
+EPRT_DEVICE void gather(const MlaDecodeParams& p, Shared& s, int share, int rank) {
+  uint32_t used[2] = {}, segments = 0;
+  Walk walk(p.all, p.bound, share);
+  Segment segment;
+  while (walk.next(segment)) {
+    const int count = segment.end - segment.begin;
+    if (count == 0) continue;
+    const int32_t* slots = p.page_table + int64_t(segment.index) * p.table_width;
+    Gathered<2 * kEntry> entries(p.entries, slots, segment.request.length, segment.begin);
+    barrier_wait(&s.q_empty, ~segments & 1);
+    if (threadIdx.x == kConsumers) {
+      const int first = segment.request.first_token * p.all.heads + segment.group * kGroupRows + rank * kRows;
+      barrier_expect(&s.q_full, sizeof(s.q));
+      for (int tile = 0; tile < kTiles; tile += 3) load_box(s.q[tile], &p.q, first, tile, &s.q_full);
+    }
+    ++segments;
+    for (int i = 0; i < count; ++i) {
+      const int buffer = i % 2;
+      const uint32_t parity = ~((buffer ? used[1] : used[0]) + i / 2) & 1;
+      entries.begin(segment.begin + i);
+#pragma unroll
+      for (int late = 0; late < 2; ++late) {
+        const int w = late ? 1 - buffer : buffer;
+        barrier_wait(&s.empty[buffer][w], parity);
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          const int group = 2 * w + pair;
+          entries.copy_tile(s.kv[buffer][2 * group], 256 * group);
+          entries.copy_tile(s.kv[buffer][2 * group + 1], 256 * group + 128);
+          arrive_when_copied(&s.full[buffer][group]);
+        }
+        if (!late) continue;
+        entries.copy_tile(s.kv[buffer][kRope], 128 * kRope);
+        arrive_when_copied(&s.full[buffer][kGroups - 1]);
       }
     }
     used[0] += (count + 1) / 2, used[1] += count / 2;

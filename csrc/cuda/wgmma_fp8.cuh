@@ -14,6 +14,15 @@ EPRT_DEVICE void add_product_fp8(float (&d)[32], const uint32_t (&x)[4], uint64_
                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y));
 }
 
+// d (+)= x y^T, the same operands.
+EPRT_DEVICE void multiply_fp8(float (&d)[32], const uint32_t (&x)[4], uint64_t y, bool add) {
+  asm volatile(
+      "{ .reg .pred add; setp.ne.b32 add, %37, 0; wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
+      "{" WGMMA_NAMES_32 "}, {%32, %33, %34, %35}, %36, add, 1, 1; }"
+      : WGMMA_SUMS_32
+      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y), "r"(int(add)));
+}
+
 // 16 bytes of each of 32 rows, transposed, as the left operand above. Row r of the operand's 16 rows of a warp is byte
 // 2 (r % 8) + r / 8; of 16 rows, byte 4 t + 2 i + e of the operand's rows is row 8 i + 2 t + e. my_row: of the 32 rows,
 // row `lane`.

@@ -64,6 +64,7 @@ class MlaDecodeParams(ctypes.Structure):
         ("kv", TensorMap),
         ("kv_pair", TensorMap),
         ("all", Lengths),
+        ("entries", ctypes.c_void_p),
         ("bound", ctypes.c_void_p),
         ("page_table", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
@@ -74,7 +75,7 @@ class MlaDecodeParams(ctypes.Structure):
         ("box_rows", ctypes.c_int32),
         ("cache_rows", ctypes.c_int32),
         ("scale", ctypes.c_float),
-        ("_", ctypes.c_uint8 * 44),  # pads the struct to a multiple of a tensor map's alignment
+        ("_", ctypes.c_uint8 * 36),  # pads the struct to a multiple of a tensor map's alignment
     )
 
 
@@ -99,11 +100,12 @@ class MlaSchedule:
     bound_S4: Tensor  # int32 [shares + 1, 4]: each is a Bound
 
 
-def sources(ctas: int) -> dict[str, KernelSource]:
+def sources(ctas: int, gather: bool = False) -> dict[str, KernelSource]:
     shape = ("CTAS", ctas)
+    loads = (("GATHER", 1),) if gather else ()
     return {
         "mla_schedule": KernelSource("mla_schedule", ARCH, (shape,)),
-        "mla_decode": KernelSource("mla_decode", ARCH, (shape,)),
+        "mla_decode": KernelSource("mla_decode", ARCH, (shape, *loads)),
         "mla_combine": KernelSource("mla_combine", ARCH, (shape,)),
     }
 
@@ -113,6 +115,7 @@ def load(device: int) -> None:
     for ctas in (1, 2):
         for kernel in (_schedule, _decode, _combine):
             kernel(device, ctas)
+        _decode(device, ctas, True)
 
 
 def ctas_of(heads: int, tokens: int, requests: int) -> int:
@@ -152,7 +155,7 @@ def mla_decode(
     """[T, N, LATENT] bfloat16.
 
     q_TND: bfloat16, contiguous, [latent | rotated].
-    kv_pages: bfloat16 [pages, page_size, 576], contiguous; page_size a multiple of PAGE_MULTIPLE.
+    kv_pages: bfloat16 [pages, page_size, 576], contiguous; page_size a multiple of PAGE_MULTIPLE, or 1.
     page_table_BP, length_B, query_start_B1: int32, contiguous in their last dimension.
     schedule: of the same lengths, heads and number of tokens.
     """
@@ -164,13 +167,16 @@ def mla_decode(
     rows = ctas * ROWS
     partial = torch.empty(2 * shares, rows, LATENT, dtype=torch.float32, device=q_TND.device)
     log_sum = torch.empty(2 * shares, rows, dtype=torch.float32, device=q_TND.device)
-    box_rows = next(size for size in (64, 32, 16) if page_size % size == 0)
-    launch = _decode(q_TND.device.index, ctas)
+    gather = page_size == 1
+    box_rows = 0 if gather else next(size for size in (64, 32, 16) if page_size % size == 0)
+    launch = _decode(q_TND.device.index, ctas, gather)
     p = launch.params
     p.q = byte_tiles(q_TND.data_ptr(), tokens * heads, ENTRY_BYTES, ROWS, 3)
     cache = kv_pages.data_ptr(), num_pages * page_size
-    p.kv, p.kv_pair = (byte_tiles(*cache, ENTRY_BYTES, box_rows, tiles) for tiles in (1, 2))
+    if not gather:
+        p.kv, p.kv_pair = (byte_tiles(*cache, ENTRY_BYTES, box_rows, tiles) for tiles in (1, 2))
     p.all = lengths_of(length_B, query_start_B1, heads)
+    p.entries = cache[0]
     p.bound, p.page_table, p.out = schedule.bound_S4.data_ptr(), page_table_BP.data_ptr(), out_TNL.data_ptr()
     p.partial, p.log_sum, p.scale = partial.data_ptr(), log_sum.data_ptr(), softmax_scale
     p.table_width, p.page_size = page_table_BP.stride(0), page_size
@@ -202,8 +208,8 @@ def _schedule(device: int, ctas: int) -> Launch:
 
 
 @functools.cache
-def _decode(device: int, ctas: int) -> Launch:
-    kernel = Kernel(sources(ctas)["mla_decode"], "eprt::mla_decode", _THREADS, _SHARED_BYTES)
+def _decode(device: int, ctas: int, gather: bool = False) -> Launch:
+    kernel = Kernel(sources(ctas, gather)["mla_decode"], "eprt::mla_decode", _THREADS, _SHARED_BYTES)
     return Launch(kernel, MlaDecodeParams(), starts_early=True)
 
 

@@ -6,6 +6,7 @@ kernels and what they take; when they are used is known to eprt/ops/cuda.
 
 import ctypes
 import functools
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class MlaDecodeFp8Params(ctypes.Structure):
         ("rope", TensorMap),
         ("scale", TensorMap),
         ("all", Lengths),
+        ("entries", ctypes.c_void_p),
         ("bound", ctypes.c_void_p),
         ("page_table", ctypes.c_void_p),
         ("q_scale", ctypes.c_void_p),
@@ -56,7 +58,7 @@ class MlaDecodeFp8Params(ctypes.Structure):
         ("box_rows", ctypes.c_int32),
         ("cache_rows", ctypes.c_int32),
         ("softmax_scale", ctypes.c_float),
-        ("_", ctypes.c_uint8 * 32),  # pads the struct to a multiple of a tensor map's alignment
+        ("_", ctypes.c_uint8 * 24),  # pads the struct to a multiple of a tensor map's alignment
     )
 
 
@@ -71,15 +73,19 @@ def shared_bytes(terms: int) -> int:
     return 1024 + ROWS * query_bytes(terms) + _STAGES[terms] * stage + 2 * ROWS * 128 + 3072
 
 
-def sources(ctas: int, terms: int = TERMS) -> dict[str, KernelSource]:
+def sources(ctas: int, terms: int = TERMS, gather: bool = False) -> dict[str, KernelSource]:
     shape = ("CTAS", ctas), ("TERMS", terms)
-    return {name: KernelSource(name, ARCH, shape) for name in ("mla_quantize", "mla_decode_fp8")}
+    loads = (("GATHER", 1),) if gather else ()
+    return {
+        "mla_quantize": KernelSource("mla_quantize", ARCH, shape),
+        "mla_decode_fp8": KernelSource("mla_decode_fp8", ARCH, (*shape, *loads)),
+    }
 
 
 def load(device: int, terms: int = TERMS) -> None:
     """Loads all kernels. ImportError when they can be neither compiled nor found."""
-    for ctas in (1, 2):
-        _decode(device, ctas, terms)
+    for ctas, gather in product((1, 2), (False, True)):
+        _decode(device, ctas, terms, gather)
     _quantize(device, terms)
 
 
@@ -107,7 +113,7 @@ def mla_decode_fp8(
 ) -> Tensor:
     """[T, N, LATENT] bfloat16. As mla_decode.mla_decode, but
 
-    kv_pages: uint8 [pages, page_size, ENTRY_BYTES], contiguous; page_size a multiple of PAGE_MULTIPLE.
+    kv_pages: uint8 [pages, page_size, ENTRY_BYTES], contiguous; page_size a multiple of PAGE_MULTIPLE, or 1.
     terms: e4m3 numbers that a latent of a query becomes, 1 or 2.
     """
     (tokens, heads, _), (num_pages, page_size, _) = q_TND.shape, kv_pages.shape
@@ -118,14 +124,17 @@ def mla_decode_fp8(
     rows = ctas * ROWS
     partial = torch.empty(2 * shares, rows, LATENT, dtype=torch.float32, device=q_TND.device)
     log_sum = torch.empty(2 * shares, rows, dtype=torch.float32, device=q_TND.device)
-    box_rows = next(size for size in (64, 32, 16) if page_size % size == 0)
+    gather = page_size == 1
+    box_rows = 0 if gather else next(size for size in (64, 32, 16) if page_size % size == 0)
     q, q_scale = quantize_queries(q_TND, terms)
-    launch = _decode(q_TND.device.index, ctas, terms)
+    launch = _decode(q_TND.device.index, ctas, terms, gather)
     p = launch.params
     p.q = byte_tiles(q.data_ptr(), len(q), query_bytes(terms), ROWS, query_bytes(terms) // 128)
     cache = kv_pages.data_ptr(), num_pages * page_size
-    p.latent, p.rope = (strided_tiles(*cache, ENTRY_BYTES, _TILES, box_rows, tiles) for tiles in (2, 1))
-    p.scale = strided_pieces(cache[0] + LATENT + _ROPE_BYTES, cache[1], ENTRY_BYTES, _SCALE_BYTES, box_rows)
+    if not gather:
+        p.latent, p.rope = (strided_tiles(*cache, ENTRY_BYTES, _TILES, box_rows, tiles) for tiles in (2, 1))
+        p.scale = strided_pieces(cache[0] + LATENT + _ROPE_BYTES, cache[1], ENTRY_BYTES, _SCALE_BYTES, box_rows)
+    p.entries = cache[0]
     p.all = lengths_of(length_B, query_start_B1, heads)
     p.bound, p.page_table, p.out = schedule.bound_S4.data_ptr(), page_table_BP.data_ptr(), out_TNL.data_ptr()
     p.partial, p.log_sum, p.softmax_scale = partial.data_ptr(), log_sum.data_ptr(), softmax_scale
@@ -144,7 +153,7 @@ def _quantize(device: int, terms: int) -> Launch:
 
 
 @functools.cache
-def _decode(device: int, ctas: int, terms: int) -> Launch:
-    source = sources(ctas, terms)["mla_decode_fp8"]
+def _decode(device: int, ctas: int, terms: int, gather: bool = False) -> Launch:
+    source = sources(ctas, terms, gather)["mla_decode_fp8"]
     kernel = Kernel(source, "eprt::mla_decode_fp8", _THREADS, shared_bytes(terms))
     return Launch(kernel, MlaDecodeFp8Params(), starts_early=True)

@@ -44,7 +44,8 @@ class SparseMLA(MLA):
         inputs = h_TH, q_latent_TA, q_nope_TNC, q_rope_TNR
         if rows.row_X is not None:
             h_TH, q_latent_TA, q_nope_TNC, q_rope_TNR = (x[rows.row_X] for x in inputs)
-        out_XNV = self._attend_chosen(h_TH, q_latent_TA, q_nope_TNC, q_rope_TNR, rows, batch.page_table_BP, cache)
+        where = batch.page_table_BP, cache, plans
+        out_XNV = self._attend_chosen(h_TH, q_latent_TA, q_nope_TNC, q_rope_TNR, rows, *where)
         if rows.whole is None:
             return w.o(out_XNV.flatten(1))
         q_nope_WNC, q_rope_WNR = (x[rows.whole_W] for x in inputs[2:])
@@ -62,10 +63,11 @@ class SparseMLA(MLA):
         rows: ChosenRows,
         page_table_BP: Tensor,
         cache: LayerCache,
+        plans: dict[str, Any],
     ) -> Tensor:
         """[X, N, value]."""
         assert cache.index_keys is not None
         slot_XK = self.indexer.choose(h_XH, q_latent_XA, rows, page_table_BP, cache.index_keys)
         length_X = rows.length_X.clamp(max=slot_XK.shape[1])
         how = self.weights.w_kv_b, self.softmax_scale, self._rotation(rows.position_X)
-        return ops.mla_chosen(q_nope_XNC, q_rope_XNR, cache.latents, slot_XK, length_X, *how)
+        return ops.mla_chosen(q_nope_XNC, q_rope_XNR, cache.latents, slot_XK, length_X, *how, plans)

@@ -7,6 +7,8 @@ position goes first. Scores are fp32; their products take bfloat16 inputs where 
 fp8) and the CPU multiplies bfloat16 natively.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -98,10 +100,12 @@ def mla_chosen(
     w_kv_b: Tensor,
     softmax_scale: float,
     rotation: Rotation,
+    plans: dict[str, Any] | None = None,
 ) -> Tensor:
     """Attention of each query to the tokens in its first length_T slots, absorbed form: [T, N, value].
 
-    kv_pages: contiguous, as of mla_decode. rotation: of q_rope_TNR.
+    kv_pages: contiguous, as of mla_decode. rotation: of q_rope_TNR. plans: of calls with the same lengths and shapes,
+    for kernels that derive something from lengths.
     """
     context = PagedContext(kv_pages.view(-1, 1, kv_pages.shape[2]), slot_TK, length_T)  # pages of one token
     return attention.mla_decode(q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale, rotation)

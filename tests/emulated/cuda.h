@@ -2,8 +2,8 @@
 //
 // A thread block is a thread of the operating system; its CUDA threads are fibers that take turns there, and give way
 // wherever they wait. So blocks (of all ranks) run truly side by side, and the threads of a warp never in lockstep:
-// what relies on that hangs or fails. They only leave together what is not inlined. Memory is as strong as the CPU's: a missing release does not show,
-// but to ThreadSanitizer (order.h).
+// what relies on that hangs or fails. They only leave together what is not inlined. Memory is as strong as the CPU's: a
+// missing release does not show, but to ThreadSanitizer (order.h).
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -326,6 +326,9 @@ inline uint64_t __cvta_generic_to_shared(const void* p) { return reinterpret_cas
 template <class T>
 T atomicAdd(T* p, T v) {
   return std::atomic_ref<T>(*p).fetch_add(v, std::memory_order_relaxed);
+}
+inline unsigned atomicOr(unsigned* p, unsigned v) {
+  return std::atomic_ref<unsigned>(*p).fetch_or(v, std::memory_order_relaxed);
 }
 template <class T>
 T atomicMax(T* p, T v) {

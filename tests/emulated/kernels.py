@@ -27,6 +27,8 @@ _TENSOR_CORES = {
     "struct GroupedProductParams {": "tensor.h",
     "struct PromptParams {": "prompt.h",
     "struct MlaDecodeFp8Params {": "latents.h",
+    "struct IndexChooseParams {": "choose.h",
+    "struct IndexScoresParams {": "scores.h",
 }
 _MULTIPLY = re.compile(r"^MULTIPLY_(BF16|E4M3)\(.*$", re.MULTILINE)
 _PARAMS = {
@@ -40,6 +42,8 @@ _PARAMS = {
     "prompt_attention": "PromptParams",
     "mla_quantize": "MlaQuantizeParams",
     "mla_decode_fp8": "MlaDecodeFp8Params",
+    "index_choose": "IndexChooseParams",
+    "index_scores": "IndexScoresParams",
 }
 _ENTRY = """
 extern "C" void launch(const void* params, unsigned blocks, int threads, int shared_bytes) {

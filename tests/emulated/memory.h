@@ -13,6 +13,11 @@ void store_word(T* p, T v, std::memory_order order) {
   }
   std::atomic_ref<T>(*p).store(v, order);
 }
+inline void copy_16(void* to, const void* from, bool wanted) {
+  if (wanted) return void(std::memcpy(to, from, 16));
+  std::memset(to, 0, 16);
+}
+inline void arrive_when_copied(uint64_t* barrier);  // latents.h
 inline Vec16 load_streaming(const void* p) { return *static_cast<const Vec16*>(p); }
 inline Vec16 load_peer_written(const void* p) { return *static_cast<const Vec16*>(p); }
 template <bool kPeerWritten>

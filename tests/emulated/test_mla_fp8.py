@@ -35,8 +35,8 @@ class LaunchOnHost:
 def on_host(monkeypatch):
     words = ctypes.c_uint64 * 16
 
-    def decode(device, ctas, terms):
-        source = mla_decode_fp8.sources(ctas, terms)["mla_decode_fp8"]
+    def decode(device, ctas, terms, gather):
+        source = mla_decode_fp8.sources(ctas, terms, gather)["mla_decode_fp8"]
         return LaunchOnHost(source, mla_decode_fp8.MlaDecodeFp8Params(), 384, mla_decode_fp8.shared_bytes(terms))
 
     def quantize(device, terms):
@@ -75,6 +75,8 @@ CASES = [
     (2, 2, 64, [130, 3, 65], [2, 1, 3], 16, 1, 0.02),
     (2, 2, 70, [500], None, 64, 1, 0.2),
     (1, 1, 40, [90, 17], [1, 2], 32, 3, 0.02),
+    (2, 1, 128, [70, 0, 200], None, 1, 2, 0.02),
+    (1, 2, 16, [3, 64], None, 1, 1, 0.2),
 ]
 
 

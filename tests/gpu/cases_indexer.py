@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from eprt.ops import cuda
+from eprt.ops.cuda import choose_eprt, scores_eprt
 from eprt.ops.index_format import IndexFormat
 from eprt.ops.kv_format import KVFormat
 from tests import reference_ops as reference
@@ -104,5 +105,95 @@ def _case(draw: Draw, heads: int, size: int, lengths, query_dtype: torch.dtype, 
     return tuple(x.to(draw.device) for x in case)
 
 
+def _scores(draw: Draw, length: int, kind: int) -> torch.Tensor:
+    score = draw.normal(length)
+    if kind == 1:  # the best lie together
+        score[length // 3 : length // 2] += 50
+    elif kind == 2:  # many are equal
+        score = score.mul_(2).round_()
+    elif kind == 3:
+        score[::7], score[3::11], score[5::13] = torch.nan, -0.0, torch.inf
+    elif kind == 4:
+        score = 1 + score * 1e-6
+    elif kind == 5:
+        score.zero_()
+    return score
+
+
+def choices_by_their_own_kernel(draw: Draw) -> None:
+    """Every number of thread blocks for a row, every kind of scores; NaN and infinity behind the scores."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        return
+    lengths = [0, 1, 2047, 2048, 2049, 5000, 8192, 8193, 30000, 131072]
+    for rows, longest in ((1, 131072), (3, 131072), (16, 131072), (64, 131072), (200, 40000), (9, 1 << 20)):
+        page, width = 64, -(-longest // 64) + (longest < 1 << 20)
+        score_XS = torch.full((rows, width * page), torch.inf, device=draw.device)
+        score_XS[:, ::3] = torch.nan
+        table = torch.stack([torch.randperm(width, generator=draw.generator) for _ in range(5)]).int().to(draw.device)
+        request = (torch.arange(rows, dtype=torch.int32) * 3 % 5).to(draw.device)
+        seen = [longest if x % 3 == 0 else min(longest, lengths[(x + rows) % len(lengths)]) for x in range(rows)]
+        for x, length in enumerate(seen):
+            score_XS[x, :length] = _scores(draw, length, (x + rows // 2) % 6)
+        length_X = torch.tensor(seen, dtype=torch.int32, device=draw.device)
+        for top_k in (2048, 33, 8192):
+            got = torch.full((rows, top_k), -9, dtype=torch.int32, device=draw.device)
+            choose_eprt.choose(got, score_XS, table, request, length_X, page)
+            for x, length in enumerate(seen):
+                score = score_XS[x, :length]
+                score = torch.where(score.isnan(), -torch.inf, score) + 0.0
+                best = score.sort(descending=True, stable=True).indices[:top_k].sort().values
+                want = torch.full((top_k,), -1, dtype=torch.int32, device=draw.device)
+                want[: len(best)] = table[x * 3 % 5][best // page] * page + best.int() % page
+                assert torch.equal(got[x], want), (rows, longest, top_k, x, length)
+
+
+def scores_by_their_own_kernel(draw: Draw) -> None:
+    """Of an fp8 cache with NaN where nobody wrote, of decodes and prompts, against float64 on the rounded queries."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        return
+    entry = IndexFormat(128, torch.uint8)
+    decodes = [(b, 700 + 5000 * b - t) for b in range(5) for t in (2, 1, 0)]
+    prompt = [(0, seen) for seen in range(3000, 3301)] + [(1, 0), *((2, seen) for seen in range(1, 90))]
+    for page, rows in ((64, decodes), (16, decodes), (64, prompt), (32, prompt), (256, [(3, 131072)])):
+        request_X, length_X = torch.tensor(rows, dtype=torch.int32).T.contiguous().to(draw.device)
+        width = -(-max(length for _, length in rows) // page)
+        table = torch.randperm(5 * width, generator=draw.generator).int().view(5, width).to(draw.device)
+        keys = entry.encode(draw.normal(5 * width * page, 128)).view(5 * width, page, -1)
+        plain = entry.decode(keys)
+        for b in range(5):
+            seen = max([0, *(length for request, length in rows if request == b)])
+            unused = torch.arange(seen, width * page, device=draw.device)
+            keys[table[b].long()[unused // page], unused % page] = 0x7F
+        query, weight = draw.normal(len(rows), 64, 128, dtype=torch.bfloat16), draw.normal(len(rows), 64)
+        score_XS = torch.full((len(rows), width * page), 99.0, device=draw.device)
+        scores_eprt.score(score_XS, query, weight, keys, table, request_X, length_X)
+        rounded, scaled = scores_eprt.quantize(query, weight)
+        rounded = rounded.view(torch.float8_e4m3fn).double()
+        near((rounded * (scaled / weight)[..., None]).flatten(1), query.flatten(1), 0.04, "queries in e4m3")
+        for x in range(0, len(rows), 7):
+            (b, length), at = rows[x], torch.arange(rows[x][1], device=draw.device)
+            key = plain[table[b].long()[at // page], at % page].double()
+            want = ((rounded[x] @ key.T).relu() * scaled[x].double()[:, None]).sum(0)
+            near(score_XS[x, :length], want, 2e-3, f"scores {page} {x} {length}")
+            assert (score_XS[x, length:] == 99).all()
+
+
+def recorded_choices(draw: Draw) -> None:
+    """Lengths change after the recording."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        return
+    keys, query, weight = draw.normal(700, 64, 128), draw.normal(4, 64, 128), draw.normal(4, 64)
+    table = torch.arange(700, dtype=torch.int32, device=draw.device)[None].repeat(4, 1)
+    request, graph = torch.arange(4, dtype=torch.int32, device=draw.device), torch.cuda.CUDAGraph()
+    length = torch.full((4,), 44800, dtype=torch.int32, device=draw.device)
+    cuda.index_topk(query, weight, keys, table, request, length, 2048)
+    with torch.cuda.graph(graph):
+        slots = cuda.index_topk(query, weight, keys, table, request, length, 2048)
+    for each in ([44800, 1, 0, 2049], [2048, 30000, 9000, 5]):
+        length.copy_(torch.tensor(each, dtype=torch.int32))
+        graph.replay()
+        assert torch.equal(slots, cuda.index_topk(query, weight, keys, table, request, length, 2048)), each
+
+
 SMALL = (choices, equal_scores_and_bad_ones, keys, attention_to_chosen_tokens)
-ALL = (*SMALL, long_contexts)
+ALL = (*SMALL, long_contexts, choices_by_their_own_kernel, scores_by_their_own_kernel, recorded_choices)

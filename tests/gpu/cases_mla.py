@@ -47,6 +47,9 @@ CASES = (
     Case(64, [500, 4, 70, 1300, 1], 16, [4, 4, 2, 3, 1]),
     Case(16, [500, 4, 70, 1300, 1], 256, [4, 4, 2, 3, 1]),
     Case(32, [700, 90], 64, [150, 90]),
+    *(Case(heads, [2048, 1, 0, 63, 64, 65, 2047, 700, 5000], 1) for heads in (16, 64, 128)),
+    Case(128, [2048] * 200, 1),
+    Case(128, [2048, 300, 1], 1, [2, 3, 1]),
 )
 
 
@@ -130,7 +133,7 @@ def random_latent_attention(draw: Draw) -> None:
     for i in range(20 if _is_hopper() else 0):
         requests = int(draw.integers(1, 40, 1))
         lengths = draw.integers(4, (80, 3000)[i % 2], requests).tolist()
-        heads, size = ((16, 32, 64, 128)[i // 2 % 4], (16, 32, 64, 256)[int(draw.integers(0, 4, 1))])
+        heads, size = ((16, 32, 64, 128)[i // 2 % 4], (16, 32, 64, 256, 1)[int(draw.integers(0, 5, 1))])
         tokens = draw.integers(0, 5, requests).tolist() if i % 3 else None
         case = Case(heads, lengths, size, tokens)
         if case.num_tokens:

@@ -40,7 +40,7 @@ class Fp8Batch:
 
     def attend(self, schedule: mla_decode.MlaSchedule | None = None) -> Tensor:
         b = self.plain
-        schedule = schedule or mla_decode.make_schedule(b.length_B, b.start_B1, b.q_TND.shape[1], b.q_TND.shape[0])
+        schedule = schedule or b.schedule()
         return mla_decode_fp8(b.q_TND, self.entries, b.page_table_BP, b.length_B, b.start_B1, SCALE, schedule)
 
 
@@ -72,7 +72,7 @@ def random_fp8_latent_attention(draw: Draw) -> None:
     for i in range(20 if _runs() else 0):
         requests = int(draw.integers(1, 40, 1))
         lengths = draw.integers(4, (80, 3000)[i % 2], requests).tolist()
-        heads, size = ((16, 32, 64, 128)[i // 2 % 4], (16, 32, 64, 256)[int(draw.integers(0, 4, 1))])
+        heads, size = ((16, 32, 64, 128)[i // 2 % 4], (16, 32, 64, 256, 1)[int(draw.integers(0, 5, 1))])
         tokens = draw.integers(0, 5, requests).tolist() if i % 3 else None
         case = Case(heads, lengths, size, tokens, FLAT)
         if case.num_tokens:

@@ -10,7 +10,15 @@ from itertools import product
 from eprt.ep.nvlink import normal as nvlink_normal
 from eprt.ep.nvlink.low_latency import PAYLOAD_DTYPES, kernel_sources
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
-from eprt.gpu import cluster_product, grouped_product, mla_decode, mla_decode_fp8, prompt_attention
+from eprt.gpu import (
+    cluster_product,
+    grouped_product,
+    index_choose,
+    index_scores,
+    mla_decode,
+    mla_decode_fp8,
+    prompt_attention,
+)
 from eprt.gpu.jit import KernelSource, cache_dir, cubin
 from eprt.ops.tuning import cluster_tilings
 
@@ -44,6 +52,14 @@ def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
         for terms in (1, 2):
             for source in mla_decode_fp8.sources(ctas, terms).values():
                 yield f"latent attention over an fp8 cache, clusters of {ctas}, queries as {terms}", source
+        yield f"latent attention to chosen tokens, clusters of {ctas}", mla_decode.sources(ctas, True)["mla_decode"]
+        for terms in (1, 2):
+            source = mla_decode_fp8.sources(ctas, terms, True)["mla_decode_fp8"]
+            yield f"latent attention to chosen tokens, fp8 cache, clusters of {ctas}, queries as {terms}", source
+    for queries in index_scores.QUERIES if arch == index_scores.ARCH else ():
+        yield f"indexer's scores, {queries} queries", index_scores.source(queries)
+    for ctas, words in product(index_choose.CTAS, index_choose.SIZES) if arch == index_choose.ARCH else ():
+        yield f"indexer's choice, {ctas} thread blocks of a row of {32 * words}", index_choose.source(ctas, words)
     if arch == prompt_attention.ARCH:
         yield "attention of prompts", prompt_attention.source()
 

@@ -1,147 +1,35 @@
 """The indexer of DeepSeek-V3.2 on GPUs: scores, choice, and attention to what is chosen.
 
-Scores of some rows at a time lie in a workspace of bounded size. One program chooses for one row: four passes over its
-scores find the score of the last token chosen, digit by digit, and a fifth lists the tokens in the order of position.
+Scores of some rows at a time lie in a workspace of bounded size. Modules scores_NAME and choose_NAME have
+    score(score_XS, query_XND, weight_XN, key_pages, page_table_BP, request_X, length_X)
+    choose(slot_XK, score_XS, page_table_BP, request_X, length_X, page_size)
+    is_installed() -> bool
+    refusal(query_XND, key_pages), refusal(score_XS, top_k) -> None, or why it does not take these
 Nothing is read on the host, so all of it may be recorded in a CUDA graph.
 
 X rows, N heads, D values of a head, K chosen tokens, S tokens of the longest context.
 """
 
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from eprt import env
 from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import mla_triton
-from eprt.ops.cuda.attention import absorbed
+from eprt.ops.cuda.attention import absorbed, kernels
 from eprt.ops.cuda.cache import insert_entries
 from eprt.ops.elementwise import Rotation
 from eprt.ops.index_format import IndexFormat
 
 _MOST_SCORES = 1 << 27  # in the workspace: 512 MB
 _MOST_ROWS = 1024  # attended at once: absorbed queries of 128 heads take 150 KB a row
-_KEYS = 128  # scored by one program
-_BLOCK = 4096  # scores read at once by the program that chooses
-_DIGITS = tl.constexpr(256)
 
-
-# These change from step to step and must not cause another compilation.
-@triton.jit(do_not_specialize=["table_width", "most_seen"])
-def _index_scores(
-    score_XS,
-    query,
-    weight_XN,
-    keys,
-    offset_P,
-    page_table,
-    request_X,
-    length_X,
-    query_row,
-    query_head,
-    num_heads,
-    size,
-    entry_size,
-    table_width,
-    most_seen,
-    FP8: tl.constexpr,
-    ACCURATE: tl.constexpr,
-    PAGE: tl.constexpr,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    length, first = tl.load(length_X + row), tl.program_id(1) * KEYS
-    if first >= length:
-        return
-    position, head, i = first + tl.arange(0, KEYS), tl.arange(0, HEADS), tl.arange(0, SIZE)
-    known = position < length
-    request = tl.load(request_X + row).to(tl.int64)
-    page = tl.load(page_table + request * table_width + position // PAGE, mask=known, other=0)
-    # Read from memory, so that the compiler takes no multiple of the entry's 132 bytes for one of 16.
-    offset = tl.load(offset_P + position % PAGE, mask=known, other=0)
-    key = keys + (page.to(tl.int64) * PAGE + offset) * entry_size
-    inside = known[:, None] & (i < size)[None, :]
-    mask = (head < num_heads)[:, None] & (i < size)[None, :]
-    q = tl.load(query + row * query_row + head[:, None] * query_head + i[None, :], mask=mask, other=0.0)
-    if FP8:
-        k = tl.load(key.to(tl.pointer_type(tl.float8e4nv))[:, None] + i[None, :], mask=inside, other=0.0)
-    else:
-        k = tl.load(key[:, None] + i[None, :], mask=inside, other=0.0)
-    precision: tl.constexpr = "ieee" if ACCURATE else "tf32"
-    product = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=precision)
-    weight = tl.load(weight_XN + row * num_heads + head, mask=head < num_heads, other=0.0)
-    score = tl.sum(tl.maximum(product, 0.0) * weight[:, None], 0)
-    if FP8:  # positive, so it may follow the sum
-        score *= tl.load((key + size).to(tl.pointer_type(tl.float32)), mask=known, other=0.0)
-    tl.store(score_XS + row * most_seen + position, score, mask=known)
-
-
-@triton.jit
-def _ordered(score_S, position, known):
-    """Scores as whole numbers 0..2^32 - 1 of the same order; what is not a number is the lowest, -0 equals 0."""
-    score = tl.load(score_S + position, mask=known, other=0.0)
-    score = tl.where(score == score, score, float("-inf"))
-    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
-
-
-@triton.jit
-def _last_chosen(score_S, length, top_k, BLOCK: tl.constexpr):
-    """(the score, ordered, of the last token chosen; how many of equal score are). length: above top_k."""
-    digit = tl.arange(0, _DIGITS)
-    prefix, left = tl.zeros([], tl.int64), top_k
-    for step in tl.static_range(4):
-        shift = 24 - 8 * step
-        count = tl.zeros([_DIGITS], tl.int32)
-        for first in range(0, length, BLOCK):
-            position = first + tl.arange(0, BLOCK)
-            value = _ordered(score_S, position, position < length)
-            counted = (position < length) & ((value >> (shift + 8)) == prefix)
-            count += tl.histogram(((value >> shift) & 255).to(tl.int32), _DIGITS, mask=counted)
-        at_least = tl.cumsum(count, 0, reverse=True)
-        found = tl.sum((at_least >= left).to(tl.int32), 0) - 1
-        left -= tl.sum(tl.where(digit > found, count, 0), 0)
-        prefix = prefix * 256 + found
-    return prefix, left
-
-
-@triton.jit(do_not_specialize=["table_width", "most_seen"])
-def _choose_best(
-    slot_XK,
-    score_XS,
-    page_table,
-    request_X,
-    length_X,
-    table_width,
-    most_seen,
-    top_k,
-    PAGE: tl.constexpr,
-    TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    length, score_S, slot_K = tl.load(length_X + row), score_XS + row * most_seen, slot_XK + row * top_k
-    table = page_table + tl.load(request_X + row).to(tl.int64) * table_width
-    last, num_equal = tl.zeros([], tl.int64), top_k  # all, where there are not more
-    if length > top_k:
-        last, num_equal = _last_chosen(score_S, length, top_k, BLOCK)
-    num_chosen, num_passed = 0, 0
-    for first in range(0, length, BLOCK):
-        position = first + tl.arange(0, BLOCK)
-        known = position < length
-        value = _ordered(score_S, position, known)
-        equal = (known & (value == last)).to(tl.int32)
-        before = num_passed + tl.cumsum(equal, 0) - equal
-        chosen = known & ((value > last) | ((equal == 1) & (before < num_equal)))
-        at = num_chosen + tl.cumsum(chosen.to(tl.int32), 0) - 1
-        page = tl.load(table + position // PAGE, mask=chosen, other=0)
-        tl.store(slot_K + at, page * PAGE + position % PAGE, mask=chosen)
-        num_chosen += tl.sum(chosen.to(tl.int32), 0)
-        num_passed += tl.sum(equal, 0)
-    k = tl.arange(0, TOP_K)
-    tl.store(slot_K + k, -1, mask=(k >= num_chosen) & (k < top_k))
+# Name -> how to install it, the fastest first.
+_KERNELS = {"eprt": "pip install 'eprt[cuda13]'", "triton": "pip install triton"}
 
 
 def index_insert(key_pages: Tensor, kv_slot_T: Tensor, key_TD: Tensor) -> None:
@@ -182,42 +70,26 @@ def _choose_rows(
     request_X: Tensor,
     length_X: Tensor,
 ) -> None:
-    (X, N, D), page_size, top_k = query_XND.shape, key_pages.shape[1], slot_XK.shape[1]
-    entry, most_seen = IndexFormat(D, key_pages.dtype), page_table_BP.shape[1] * page_size
-    score_XS = torch.empty(X, most_seen, dtype=torch.float32, device=query_XND.device)
+    page_size, top_k, most_seen = key_pages.shape[1], slot_XK.shape[1], page_table_BP.shape[1] * key_pages.shape[1]
+    stride = -(-most_seen // 4) * 4  # rows begin at multiples of 16 bytes
+    score_XS = torch.empty(len(query_XND), stride, dtype=torch.float32, device=query_XND.device)[:, :most_seen]
     where = page_table_BP, request_X, length_X
-    _index_scores[(X, triton.cdiv(most_seen, _KEYS))](
-        score_XS,
-        query_XND,
-        weight_XN,
-        key_pages,
-        torch.arange(page_size, dtype=torch.int32, device=query_XND.device),
-        *where,
-        *query_XND.stride()[:2],
-        N,
-        D,
-        entry.width,
-        page_table_BP.stride(0),
-        most_seen,
-        FP8=entry.is_fp8,
-        ACCURATE=query_XND.dtype == torch.float32,
-        PAGE=page_size,
-        HEADS=mla_triton.block_of(N),
-        SIZE=mla_triton.block_of(D),
-        KEYS=_KEYS,
-    )
-    _choose_best[(X,)](
-        slot_XK,
-        score_XS,
-        *where,
-        page_table_BP.stride(0),
-        most_seen,
-        top_k,
-        PAGE=page_size,
-        TOP_K=triton.next_power_of_2(top_k),
-        BLOCK=min(_BLOCK, max(16, triton.next_power_of_2(most_seen))),
-        num_warps=8,
-    )
+    _first("scores", query_XND, key_pages).score(score_XS, query_XND, weight_XN, key_pages, *where)
+    _first("choose", score_XS, top_k).choose(slot_XK, score_XS, *where, page_size)
+
+
+def _first(work: str, *inputs: Any) -> ModuleType:
+    """Who does it: the first that EPRT_GPU_INDEXER names and that takes these inputs; Triton takes them all."""
+    wanted = env.get("EPRT_GPU_INDEXER")
+    for name, install in _KERNELS.items():
+        if wanted in ("auto", name):
+            module = import_module(f"eprt.ops.cuda.{work}_{name}")
+            if module.is_installed():
+                if module.refusal(*inputs) is None:
+                    return module
+            elif wanted == name:
+                raise ImportError(f"EPRT_GPU_INDEXER={wanted}: it is not installed; {install}, or use auto")
+    return import_module(f"eprt.ops.cuda.{work}_triton")
 
 
 def mla_chosen(
@@ -229,12 +101,25 @@ def mla_chosen(
     w_kv_b: Tensor,
     softmax_scale: float,
     rotation: Rotation,
+    plans: dict[str, Any] | None = None,
 ) -> Tensor:
     """As eprt.ops.indexer.mla_chosen, some rows at a time."""
     kv_pages, parts = kv_pages.view(-1, 1, kv_pages.shape[2]), []  # pages of one token
+    plans = {} if plans is None else plans
     for first in range(0, max(1, len(slot_TK)), _MOST_ROWS):
         rows = slice(first, first + _MOST_ROWS)
         context = PagedContext(kv_pages, slot_TK[rows], length_T[rows])
         turned = Rotation(rotation.cos_sin_PR, rotation.position_T[rows], rotation.interleaved)
-        parts.append(absorbed(mla_triton, q_nope_TNC[rows], q_rope_TNR[rows], context, w_kv_b, softmax_scale, turned))
+        queries, plan = (q_nope_TNC[rows], q_rope_TNR[rows]), plans.setdefault(f"chosen tokens of rows {first}", {})
+        module = _attender(*queries, context, w_kv_b.shape[1])
+        parts.append(absorbed(module, *queries, context, w_kv_b, softmax_scale, turned, plan))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attender(q_nope_TNC: Tensor, q_rope_TNR: Tensor, context: PagedContext, latent_size: int) -> ModuleType:
+    """The first kernel of those that EPRT_GPU_ATTENTION names that takes pages of one token; Triton takes them all."""
+    q_latent_0NL = q_nope_TNC.new_empty(0, q_nope_TNC.shape[1], latent_size)
+    for module in kernels(env.get("EPRT_GPU_ATTENTION")):
+        if module.refusal(q_latent_0NL, q_rope_TNR, context) is None:
+            return module
+    return mla_triton

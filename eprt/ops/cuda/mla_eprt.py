@@ -30,8 +30,8 @@ def refusal(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> str | No
     kv_pages = context.kv_pages
     if q_latent.dtype != torch.bfloat16 or kv_pages.dtype not in (torch.bfloat16, torch.uint8):
         return f"it takes a bfloat16 or fp8 cache and bfloat16 queries, not {kv_pages.dtype} and {q_latent.dtype}"
-    if kv_pages.shape[1] % PAGE_MULTIPLE or not kv_pages.is_contiguous():
-        return f"it takes contiguous pages of a multiple of {PAGE_MULTIPLE} tokens, not {tuple(kv_pages.shape)}"
+    if (kv_pages.shape[1] % PAGE_MULTIPLE and kv_pages.shape[1] != 1) or not kv_pages.is_contiguous():
+        return f"it takes contiguous pages of 1 or a multiple of {PAGE_MULTIPLE} tokens, not {tuple(kv_pages.shape)}"
     if (q_latent.shape[2], q_rope.shape[2]) != (LATENT, ROPE):
         return f"it takes entries of {LATENT} + {ROPE} values, not {q_latent.shape[2]} + {q_rope.shape[2]}"
     if q_latent.is_cuda:

@@ -80,7 +80,7 @@ def test_a_kernel_that_cannot_is_told_with_the_reason(has, chosen):
     with pytest.raises(ValueError, match=r"=flashmla: it takes pages of 64 tokens .*, not 16; use auto"):
         chosen("flashmla", page_size=16)
     with pytest.raises(
-        ValueError, match=r"=eprt: it takes contiguous pages of a multiple of 16 tokens, not .*; use auto"
+        ValueError, match=r"=eprt: it takes contiguous pages of 1 or a multiple of 16 tokens, not .*; use auto"
     ):
         chosen("eprt", page_size=40)
     with pytest.raises(ValueError, match=r"=eprt: it takes a bfloat16 or fp8 cache and bfloat16 queries, not .*"):

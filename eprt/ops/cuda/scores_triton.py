@@ -1,0 +1,107 @@
+"""The indexer's scores in Triton: one program scores some keys for one row, in the queries' dtype."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eprt.ops.cuda.mla_triton import block_of
+from eprt.ops.index_format import IndexFormat
+
+_KEYS = 128  # scored by one program
+
+
+# These change from step to step and must not cause another compilation.
+@triton.jit(do_not_specialize=["table_width", "score_row"])
+def _index_scores(
+    score_XS,
+    query,
+    weight_XN,
+    keys,
+    offset_P,
+    page_table,
+    request_X,
+    length_X,
+    query_row,
+    query_head,
+    num_heads,
+    size,
+    entry_size,
+    table_width,
+    score_row,
+    FP8: tl.constexpr,
+    ACCURATE: tl.constexpr,
+    PAGE: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    length, first = tl.load(length_X + row), tl.program_id(1) * KEYS
+    if first >= length:
+        return
+    position, head, i = first + tl.arange(0, KEYS), tl.arange(0, HEADS), tl.arange(0, SIZE)
+    known = position < length
+    request = tl.load(request_X + row).to(tl.int64)
+    page = tl.load(page_table + request * table_width + position // PAGE, mask=known, other=0)
+    # Read from memory, so that the compiler takes no multiple of the entry's 132 bytes for one of 16.
+    offset = tl.load(offset_P + position % PAGE, mask=known, other=0)
+    key = keys + (page.to(tl.int64) * PAGE + offset) * entry_size
+    inside = known[:, None] & (i < size)[None, :]
+    mask = (head < num_heads)[:, None] & (i < size)[None, :]
+    q = tl.load(query + row * query_row + head[:, None] * query_head + i[None, :], mask=mask, other=0.0)
+    if FP8:
+        k = tl.load(key.to(tl.pointer_type(tl.float8e4nv))[:, None] + i[None, :], mask=inside, other=0.0)
+    else:
+        k = tl.load(key[:, None] + i[None, :], mask=inside, other=0.0)
+    precision: tl.constexpr = "ieee" if ACCURATE else "tf32"
+    product = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=precision)
+    weight = tl.load(weight_XN + row * num_heads + head, mask=head < num_heads, other=0.0)
+    score = tl.sum(tl.maximum(product, 0.0) * weight[:, None], 0)
+    if FP8:  # positive, so it may follow the sum
+        score *= tl.load((key + size).to(tl.pointer_type(tl.float32)), mask=known, other=0.0)
+    tl.store(score_XS + row * score_row + position, score, mask=known)
+
+
+def is_installed() -> bool:
+    return True
+
+
+def refusal(query_XND: Tensor, key_pages: Tensor) -> str | None:
+    return None
+
+
+def score(
+    score_XS: Tensor,
+    query_XND: Tensor,
+    weight_XN: Tensor,
+    key_pages: Tensor,
+    page_table_BP: Tensor,
+    request_X: Tensor,
+    length_X: Tensor,
+) -> None:
+    """Fills the first length_X scores of each row."""
+    (X, N, D), page_size = query_XND.shape, key_pages.shape[1]
+    entry = IndexFormat(D, key_pages.dtype)
+    _index_scores[(X, triton.cdiv(score_XS.shape[1], _KEYS))](
+        score_XS,
+        query_XND,
+        weight_XN,
+        key_pages,
+        torch.arange(page_size, dtype=torch.int32, device=query_XND.device),
+        page_table_BP,
+        request_X,
+        length_X,
+        *query_XND.stride()[:2],
+        N,
+        D,
+        entry.width,
+        page_table_BP.stride(0),
+        score_XS.stride(0),
+        FP8=entry.is_fp8,
+        ACCURATE=query_XND.dtype == torch.float32,
+        PAGE=page_size,
+        HEADS=block_of(N),
+        SIZE=block_of(D),
+        KEYS=_KEYS,
+    )
