@@ -17,4 +17,13 @@ struct TokenMaskArgs {
 
 void mask_tokens(const TokenMaskArgs& args);
 
+#define EPRT_TOKEN_MASK_KERNEL(isa)                                       \
+  namespace isa {                                                         \
+  void mask_row(float* logits, const uint32_t* words, int64_t vocab);     \
+  }
+EPRT_TOKEN_MASK_KERNEL(scalar)
+EPRT_TOKEN_MASK_KERNEL(avx2)
+EPRT_TOKEN_MASK_KERNEL(avx512)
+#undef EPRT_TOKEN_MASK_KERNEL
+
 }  // namespace eprt

@@ -30,7 +30,7 @@ from eprt.engine.schedule import SampledTokens, Schedule
 from eprt.engine.side_thread import SideThread
 from eprt.gpu.readback import HostSnapshot
 from eprt.gpu.upload import upload
-from eprt.ops import mask_tokens
+from eprt.ops import mask_tokens, native
 
 _log = logging.getLogger(__name__)
 _ERROR_LENGTH = 200
@@ -54,7 +54,8 @@ class Masks:
         if logits_XV.is_cuda:
             mask_tokens(logits_XV, *upload([self.bits_YB, self.index_Y], logits_XV.device))
         else:
-            mask_tokens(logits_XV, *self.tensors)
+            # Without what stands before the kernel, which after a forward pass takes longer than to mask some rows.
+            native.load().mask_tokens(logits_XV, *self.tensors, torch.get_num_threads())
 
 
 class PreviousStep(Protocol):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from eprt.config import EngineConfig
-from eprt.engine.grammars import GrammarError, Grammars
+from eprt.engine import grammars as grammars_module
+from eprt.engine.grammars import GrammarError, Grammars, MaskRows
 from eprt.engine.structured_outputs import FramedCalls, StructuredOutputs
 from eprt.engine.tokenizer import Tokenizer
 from eprt.model_config import ModelConfig
@@ -139,6 +140,34 @@ def test_threads_compile_the_same_grammar_once(tokenizer):
 def test_masks_are_of_the_models_vocabulary(grammars, tokenizer):
     assert grammars.mask_bytes == 80 and Grammars(lambda: tokenizer, 700, [1]).mask_bytes == 88
     assert np.flatnonzero(np.unpackbits(grammars.eos_B, bitorder="little")).tolist() == [1]
+
+
+def masks_along(grammars: Grammars, schema, num_tokens: int = 12) -> list[bytes]:
+    matcher, rng, masks = grammars.compile(StructuredOutputs(json=schema)).deep_copy(), np.random.default_rng(0), []
+    while len(masks) < num_tokens and not matcher.is_stopped():
+        masks.append(matcher.compute_bitmask())
+        (allowed,) = np.unpackbits(np.frombuffer(masks[-1], np.uint8), bitorder="little").nonzero()
+        assert matcher.consume_token(int(rng.choice(allowed)))
+    return masks
+
+
+def test_masks_do_not_depend_on_slices(grammars, monkeypatch):
+    monkeypatch.setattr(grammars_module, "_UNSLICED", 0)
+    sliced = Grammars.from_checkpoint(DEMO, read_model_config(EngineConfig(DEMO)))
+    for schema in [*SCHEMAS.values(), *drawn_schemas(20)]:
+        assert masks_along(sliced, schema) == masks_along(grammars, schema), schema
+
+
+def test_a_token_that_does_not_fit_is_an_error_of_its_matcher_alone(grammars, tokenizer):
+    first = grammars.compile(StructuredOutputs(regex="[ab]*c"))
+    matchers = [first.deep_copy() for _ in range(3)]
+    good, bad = (tokenizer.encode(text, add_special_tokens=False)[0] for text in "az")
+    masks = MaskRows.allocate(3, grammars.mask_bytes)
+    grammars.fill_masks(matchers, [good, bad, good], masks, in_threads=False)
+    assert [matcher.is_error() for matcher in matchers] == [False, True, False]
+    want = first.deep_copy()
+    want.consume_token(good)
+    assert masks.bits_YB[0].tobytes() == masks.bits_YB[2].tobytes() == want.compute_bitmask()[: grammars.mask_bytes]
 
 
 def test_checkpoints_without_tokenizer_or_end_token_are_refused(tmp_path):
