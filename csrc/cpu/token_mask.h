@@ -17,9 +17,9 @@ struct TokenMaskArgs {
 
 void mask_tokens(const TokenMaskArgs& args);
 
-#define EPRT_TOKEN_MASK_KERNEL(isa)                                       \
-  namespace isa {                                                         \
-  void mask_row(float* logits, const uint32_t* words, int64_t vocab);     \
+#define EPRT_TOKEN_MASK_KERNEL(isa)                                   \
+  namespace isa {                                                     \
+  void mask_row(float* logits, const uint32_t* words, int64_t vocab); \
   }
 EPRT_TOKEN_MASK_KERNEL(scalar)
 EPRT_TOKEN_MASK_KERNEL(avx2)

@@ -1,5 +1,5 @@
-// One row of logits under one mask, included once per instruction set: the compiler turns a word's 32 lanes into vectors.
-// Without branches on bits, which no CPU predicts: about half of a vocabulary is forbidden in most masks.
+// One row of logits under one mask, included once per instruction set: the compiler turns a word's 32 lanes into
+// vectors. Without branches on bits, which no CPU predicts: about half of a vocabulary is forbidden in most masks.
 #pragma once
 
 #include <limits>

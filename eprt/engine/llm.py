@@ -25,11 +25,13 @@ from eprt.bind import bind
 from eprt.config import EngineConfig
 from eprt.engine.bad_words import with_bad_word_ids
 from eprt.engine.engine import Engine
+from eprt.engine.form_checker import FormChecker
 from eprt.engine.outputs import CompletionOutput, RequestOutput, TokenOutput
 from eprt.engine.router import Router
 from eprt.engine.sampling_defaults import read_sampling_defaults
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.sequence_text import SequenceText
+from eprt.engine.structured_outputs import StructuredOutputs
 from eprt.engine.tokenizer import Tokenizer
 from eprt.ep.group.agreement import all_or_none, first_difference
 from eprt.ep.group.group import EPGroup
@@ -119,6 +121,7 @@ class LLM:
         self._owns_group = group is None
         self.group = _default_group() if group is None else group
         self.tokenizer = Tokenizer(model_dir) if (Path(model_dir) / "tokenizer.json").exists() else None
+        self._form_checker = None if self.tokenizer is None else FormChecker(self.tokenizer)
         self.engine = Engine(config, self.group, progress=progress)
         self.default_params = SamplingParams(**read_sampling_defaults(config))  # type: ignore[arg-type]
         self._seeds = np.random.default_rng(config.seed)  # in the same state on all ranks
@@ -160,6 +163,8 @@ class LLM:
     def close(self) -> None:
         """Frees the engine, the model and the group if LLM made it. Collective."""
         self.engine.close()
+        if self._form_checker is not None:
+            self._form_checker.close()
         if self._owns_group:
             self.group.close()
 
@@ -214,7 +219,7 @@ class LLM:
                 raise ValueError("bad_words need the checkpoint's tokenizer.json; use bad_word_ids")
             params = with_bad_word_ids(params, self.tokenizer)
         if params.structured_outputs is not None:
-            self.engine.grammars.compile(params.structured_outputs)  # so that what is refused is refused now
+            self._check_form(params.structured_outputs)
         token_ids = self._encode(prompt)
         self.engine.limits.check(token_ids, params)
         if params.seed is None:
@@ -226,6 +231,13 @@ class LLM:
             _Completion(str(first + i), prompt_idx, i, *given, SequenceText(self.tokenizer, params))
             for i in range(params.n)
         ]
+
+    def _check_form(self, outputs: StructuredOutputs) -> None:
+        """So that what is refused is refused now, by ValueError: first beside this process, which a form may keep busy
+        without end. The form checker's processes start with the first form."""
+        if self._form_checker is not None and (refusal := self._form_checker.why_refused(outputs)):
+            raise ValueError(refusal)
+        self.engine.grammars.compile(outputs)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, bytes):  # else each byte would pass as a token id

@@ -3,7 +3,7 @@
 import torch
 
 from eprt.config import EngineConfig
-from eprt.models.config_file import ConfigFile
+from eprt.models.config_file import ConfigFile, shown
 
 # float16 checkpoints compute in float32, which holds their values exactly; bfloat16 would round them.
 _COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float32}
@@ -24,7 +24,7 @@ def take_dtype(file: ConfigFile, requested: str) -> torch.dtype:
         return _COMPUTE_DTYPE[requested]
     name = file.take("dtype", str, None) or file.take("torch_dtype", str, "float32")
     if name not in _COMPUTE_DTYPE:
-        raise ValueError(f"{file.path}: dtype={name!r} is not supported; give --dtype float32 or bfloat16")
+        raise ValueError(f"{file.path}: dtype={shown(name)} is not supported; give --dtype float32 or bfloat16")
     return _COMPUTE_DTYPE[name]
 
 

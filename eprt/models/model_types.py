@@ -3,7 +3,7 @@
 Loads no torch, so that a server refuses at once. Knows nothing of what the models are.
 """
 
-from eprt.models.config_file import ConfigFile
+from eprt.models.config_file import ConfigFile, shown
 
 SERVED = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4")
 # Models of the same family that are not served yet, and what to serve instead.
@@ -18,7 +18,7 @@ def take_model_type(file: ConfigFile) -> str:
     model_type = file.take("model_type", str)
     if model_type not in SERVED:
         why = _NOT_YET.get(model_type.replace("_1", "1"), f"supported: {', '.join(SERVED)}")
-        raise ValueError(f"{file.path}: model_type={model_type!r} is not supported; {why}")
+        raise ValueError(f"{file.path}: model_type={shown(model_type)} is not supported; {why}")
     newer = next((name for name in file.fields if "engram" in name.lower()), None)
     if model_type == "deepseek_v4" and newer is not None:
         raise ValueError(f"{file.path}: {newer} is a field of DeepSeek V4.1. {_NOT_YET['deepseek_v41']}")

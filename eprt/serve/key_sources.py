@@ -4,10 +4,14 @@ A line of the clients' file may give its key a tier of service: "KEY tier=NAME".
 (keys.py).
 """
 
+import contextlib
+import os
 import re
+import stat
 from pathlib import Path
 
 from eprt import env
+from eprt.serve.errors import print_line
 from eprt.serve.keys import ServerKeys
 from eprt.serve.options import OptionError, ServeOptions
 
@@ -19,6 +23,16 @@ def read_keys(options: ServeOptions) -> ServerKeys:
     tiers: dict[str, str] = {}
     clients = _read("api", options.api_key, options.api_key_file, [tier.name for tier in options.tiers], tiers)
     return ServerKeys(clients, _read("admin", options.admin_key, options.admin_key_file), tiers)
+
+
+def tell_open_files(options: ServeOptions) -> None:
+    """Says which files of keys every user of the host can read. Once, where the HTTP frontend is started."""
+    for flag, file in (("--api-key-file", options.api_key_file), ("--admin-key-file", options.admin_key_file)):
+        with contextlib.suppress(OSError):
+            if file is not None and os.stat(file).st_mode & stat.S_IROTH:
+                print_line(
+                    f"eprt: {flag} {file}: every user of this host can read it: `chmod o-r` keeps its keys secret"
+                )
 
 
 def _read(

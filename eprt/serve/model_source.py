@@ -3,7 +3,6 @@
 Nothing is downloaded. Knows nothing of what the files hold.
 """
 
-import json
 import os
 import re
 import stat
@@ -13,9 +12,6 @@ from eprt import env
 from eprt.serve.errors import shortened
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-# Some hundred times as many as any model has.
-_MOST = {"num_hidden_layers": 10_000, "n_routed_experts": 100_000, "num_nextn_predict_layers": 1_000}
 
 
 def find_model_dir(given: str) -> str:
@@ -44,20 +40,6 @@ def _check_files(folder: str) -> None:
     for path, mode in modes.items():
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise ValueError(f"--model {folder}: {os.path.basename(path)} is not a regular file")
-    _check_counts(folder)
-
-
-def _check_counts(folder: str) -> None:
-    """ValueError for counts beyond all measure: to list the tensors of such a model would take all memory. Whether the
-    file can be read, and makes sense, is found out by those that read it."""
-    try:
-        config = json.loads((Path(folder) / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return
-    for name, most in _MOST.items() if isinstance(config, dict) else ():
-        if isinstance(config.get(name), int | float) and config[name] > most:
-            given = shortened(str(config[name]), 30)
-            raise ValueError(f"--model {folder}: config.json: {name}={given}: must be at most {most}")
 
 
 def default_name(given: str) -> str:

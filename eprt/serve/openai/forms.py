@@ -13,16 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from eprt.engine.form_checker import FormChecker
 from eprt.engine.structured_outputs import FramedCalls, StructuredOutputs
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import invalid, unavailable
-from eprt.serve.openai.form_checker import FormChecker
 from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.protocol import ChatRequest, CompletionRequest, Tool
 from eprt.serve.openai.reasoning import END
 from eprt.serve.openai.tools import ToolFormat
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+# Requests whose forms wait for their check, which takes up to three seconds of processor time each: all that come at
+# once have their answer within two minutes, or know at once that they have none.
+_MOST_WAITING = 64
+_RETRY_S = 5
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Forms:
         self._tokenizer, self._formats = tokenizer, formats
         self._checker = FormChecker(tokenizer) if tokenizer else None
         self._threads = ThreadPoolExecutor(2, "forms")
+        self._num_waiting = 0  # requests, those whose forms are being checked among them
 
     def of_completion(self, request: CompletionRequest) -> RequestedForm | None:
         """ApiError where the request asks for what cannot be, as in of_chat()."""
@@ -69,10 +75,19 @@ class Forms:
         return form
 
     async def require(self, form: RequestedForm) -> None:
-        """ApiError 400, saying where and why, for a form that cannot be enforced."""
+        """ApiError 400, saying where and why, for a form that cannot be enforced; 503 where too many wait for that."""
         assert self._checker is not None, "without a tokenizer no form is asked for"
-        if self._checker.find(form.outputs) != "":
+        known = self._checker.find(form.outputs)
+        if known == "":
+            return
+        if known is None and self._num_waiting >= _MOST_WAITING:
+            what = f"{form.field}: {self._num_waiting} other requests wait for the check of their forms"
+            raise unavailable(f"{what}; try again later", code="too_many_forms", retry_after_s=_RETRY_S)
+        self._num_waiting += 1
+        try:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._check, self._checker, form)
+        finally:
+            self._num_waiting -= 1
 
     def _check(self, checker: FormChecker, form: RequestedForm) -> None:
         try:

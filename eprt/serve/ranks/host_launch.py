@@ -24,7 +24,7 @@ from eprt.serve.certificate import check_certificate
 from eprt.serve.device_check import check_device
 from eprt.serve.errors import print_line
 from eprt.serve.fingerprint import begin_fingerprint
-from eprt.serve.key_sources import read_keys
+from eprt.serve.key_sources import read_keys, tell_open_files
 from eprt.serve.keys import ServerKeys
 from eprt.serve.options import (
     LOST,
@@ -79,6 +79,7 @@ def prepared_http(options: ServeOptions) -> Iterator[tuple[ServerKeys, socket.so
     """The keys and the listening HTTP socket; OptionError for what is wrong with files, devices and addresses."""
     check_device(options)
     keys = read_keys(options)
+    tell_open_files(options)
     check_certificate(options)
     http = bind_http(options.host, options.port)
     make_diagnose_dir(options)

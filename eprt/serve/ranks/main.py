@@ -23,7 +23,7 @@ from eprt.serve.certificate import check_certificate
 from eprt.serve.device_check import check_device
 from eprt.serve.errors import print_line
 from eprt.serve.fingerprint import fingerprint
-from eprt.serve.key_sources import read_keys
+from eprt.serve.key_sources import read_keys, tell_open_files
 from eprt.serve.keys import ServerKeys
 from eprt.serve.options import (
     REFUSED,
@@ -54,6 +54,7 @@ def run(options: ServeOptions) -> int:
     http, keys = None, ServerKeys()
     if not launched_rank:
         keys = read_keys(options)
+        tell_open_files(options)
         check_certificate(options)
         http = bind_http(options.host, options.port)
         make_diagnose_dir(options)

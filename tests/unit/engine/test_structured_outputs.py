@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from eprt import LLM, SamplingParams, StructuredOutputs
+from eprt.engine import form_checker
 from eprt.engine.outputs import RequestOutput
 from tests import tiny
 from tests.paths import DEMO
@@ -177,11 +178,24 @@ def test_a_grammar_that_exceeds_the_limits_ends_its_request_alone():
     names = {f"k{i}": {} for i in range(700)}
     wide = StructuredOutputs(json={"type": "object", "properties": names, "additionalProperties": False})
     with LLM(DEMO, kv_cache_gb=0.02) as llm:
+        llm._form_checker = None  # as where limits are exceeded further on than it looks
         forms = (wide, StructuredOutputs(regex="[0-9]{3}"))
         params = [SamplingParams(max_tokens=8, structured_outputs=form) for form in forms]
         broken, other = (output.outputs[0] for output in llm.generate(["Hello"] * 2, params))
     assert broken.finish_reason == "abort" and "limits" in (broken.error or "")
     assert other.finish_reason == "stop" and len(other.text or "") == 3
+
+
+def test_a_form_that_keeps_the_compiler_busy_is_refused(monkeypatch):
+    monkeypatch.setattr(form_checker, "_MOST_CPU_S", 0.5)
+    with LLM(DEMO, kv_cache_gb=0.02) as llm:
+        form = StructuredOutputs(json={"type": "integer", "multipleOf": 999983})
+        with pytest.raises(ValueError, match=r"prompt 0: it takes more than .* of processor time"):
+            llm.generate("Hello", SamplingParams(structured_outputs=form))
+        regex = SamplingParams(structured_outputs=StructuredOutputs(regex="[0-9]{3}"))
+        assert len(llm.generate("Hello", regex)[0].outputs[0].text or "") == 3
+        (process,) = filter(None, llm._form_checker._processes.queue)
+    assert process._process.poll() == 0
 
 
 def test_what_is_refused_is_refused_before_anything_runs(random_model):

@@ -1,6 +1,7 @@
 """From config.json to ModelConfig: published shapes, and fields that do not fit each other."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,43 @@ def test_the_shape_of_the_benchmark_is_deepseek_v3():
 def test_more_layers_than_the_model_has_are_refused():
     with pytest.raises(ValueError, match=r"--num-hidden-layers 9: .*config\.json has 4 layers; must be in 1\.\.4"):
         load_model(EngineConfig(DEMO, load_format="dummy", num_hidden_layers=9), EPGroup.single())
+
+
+def demo_with(tmp_path, **fields):
+    """The demo model's config with these fields, as JSON."""
+    given = {**json.loads((Path(DEMO) / "config.json").read_text()), **fields}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    return read_model_config(EngineConfig(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_hidden_layers": 1 << 31}, "num_hidden_layers=2147483648: must be at most 10000"),
+        ({"n_routed_experts": 10**300}, r"n_routed_experts=10*\.\.\.: must be at most 100000"),
+        ({"num_nextn_predict_layers": 1001}, "num_nextn_predict_layers=1001: must be at most 1000"),
+        ({"v_head_dim": 1 << 31}, "v_head_dim=2147483648: must be at most 2147483647"),
+        ({"vocab_size": -(10**300)}, r"vocab_size=-10*\.\.\.: must be at least 1"),
+        ({"rope_theta": 10**400}, r"rope_theta=10*\.\.\.: must be a finite number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan: must be a finite number"),
+        ({"hidden_size": "x" * 100_000}, r"hidden_size='x*\.\.\. has the wrong type \(str\)"),
+        ({"hidden_act": "x" * 100_000}, r"hidden_act='x*\.\.\. is not supported"),
+        ({"torch_dtype": "x" * 100_000}, r"dtype='x*\.\.\. is not supported"),
+        ({"model_type": "x" * 100_000}, r"model_type.*xxx\.\.\."),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_extreme_values_are_refused_in_a_short_line(fields, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as caught:
+        demo_with(tmp_path, **fields)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700 and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"vocab_size": ' + "9" * 5000 + "}"])
+def test_json_that_cannot_be_read_is_refused(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config.json: not valid JSON"):
+        read_model_config(EngineConfig(str(tmp_path)))
 
 
 # -- V3.2 --

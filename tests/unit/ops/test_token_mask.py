@@ -28,7 +28,7 @@ def make(rows: int, vocab: int, chosen: list[int]) -> tuple[torch.Tensor, torch.
         (2, 64, []),
     ],
 )
-def test_kernel_equals_the_oracle(rows, vocab, chosen):
+def test_kernel_equals_the_oracle(isa, rows, vocab, chosen):
     logits_XV, bits_YB, row_Y = make(rows, vocab, chosen)
     logits_XV[0, 0] = torch.nan
     want_XV = reference.mask_tokens(logits_XV, bits_YB, row_Y)

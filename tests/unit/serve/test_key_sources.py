@@ -3,7 +3,7 @@
 import pytest
 
 from eprt.serve.flags import parse_options
-from eprt.serve.key_sources import read_keys
+from eprt.serve.key_sources import read_keys, tell_open_files
 from eprt.serve.keys import ServerKeys
 from eprt.serve.options import OptionError
 from tests.unit.cases import MODEL
@@ -43,6 +43,21 @@ def test_a_file_that_holds_no_key_is_named_and_its_lines_are_not_shown(tmp_path,
     with pytest.raises(OptionError, match=f"--api-key-file {file}: {why}") as caught:
         keys("--api-key-file", str(file))
     assert "schl" not in str(caught.value)
+
+
+def test_a_file_that_every_user_can_read_is_told(tmp_path, capsys):
+    files = [tmp_path / name for name in ("api", "admin")]
+    for file, mode in zip(files, (0o644, 0o640)):
+        file.write_text("k\n")
+        file.chmod(mode)
+    flags = ["--model", str(MODEL), "--api-key-file", str(files[0]), "--admin-key-file", str(files[1])]
+    tell_open_files(parse_options(flags))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"eprt: --api-key-file {files[0]}: every user of this host can read it")
+    files[0].chmod(0o600)
+    tell_open_files(parse_options([*flags[:4]]))
+    tell_open_files(parse_options(flags[:2]))
+    assert capsys.readouterr().err == ""
 
 
 TIERS = ("--tier", "max=1,0.03", "--tier", "base=2,0.07")

@@ -76,15 +76,3 @@ def test_a_pipe_among_the_files_is_not_waited_for(name, tmp_path):
     (tmp_path / "generation_config.json").symlink_to("/nowhere")
     with pytest.raises(ValueError, match=f"{name} is not a regular file"):
         find_model_dir(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["num_hidden_layers", "n_routed_experts", "num_nextn_predict_layers"])
-def test_counts_beyond_all_measure_are_refused_before_tensors_are_listed(name, tmp_path):
-    for text in ("[1]", "{", '{"a":' * 100_000, f'{{"{name}": "x"}}', f'{{"{name}": 61}}'):
-        (tmp_path / "config.json").write_text(text)
-        assert find_model_dir(str(tmp_path)) == str(tmp_path)
-    for number in (1 << 31, 10**300):
-        (tmp_path / "config.json").write_text(f'{{"{name}": {number}}}')
-        with pytest.raises(ValueError, match=f"config.json: {name}=[0-9.]*: must be at most") as caught:
-            find_model_dir(str(tmp_path))
-        assert len(str(caught.value)) < 300

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 
 import msgspec
@@ -11,6 +12,7 @@ from eprt.engine.grammars import Grammars
 from eprt.engine.structured_outputs import StructuredOutputs
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError
+from eprt.serve.openai import forms as forms_module
 from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.forms import Forms, RequestedForm
 from eprt.serve.openai.parsing import parse_chat, parse_completion
@@ -247,3 +249,34 @@ def test_servers_that_cannot_say_so():
         Forms(None, ModelFormats()).of_completion(parse_completion(b'{"prompt": [1], "guided_regex": "a"}'))
     with pytest.raises(ApiError, match="--tool-call-parser"):
         chat(Forms(Tokenizer(DEMO), ModelFormats()), tools=TOOLS, tool_choice="required")
+
+
+def test_no_more_requests_wait_for_the_check_of_their_forms_than_can_have_it(tokenizer, monkeypatch):
+    monkeypatch.setattr(forms_module, "_MOST_WAITING", 2)
+    forms, goes_on = Forms(tokenizer, ModelFormats()), threading.Event()
+    kept: dict[StructuredOutputs, str] = {}
+
+    class SlowChecker:
+        def find(self, outputs: StructuredOutputs) -> str | None:
+            return kept.get(outputs)
+
+        def why_refused(self, outputs: StructuredOutputs) -> str:
+            assert goes_on.wait(30)
+            return kept.setdefault(outputs, "no" if outputs.regex == "1" else "")
+
+    monkeypatch.setattr(forms, "_checker", SlowChecker())
+
+    async def ask() -> list[BaseException | None]:
+        asked = [RequestedForm("regex", StructuredOutputs(regex=str(i))) for i in range(3)]
+        waiting = [asyncio.create_task(forms.require(form)) for form in asked]
+        (third,) = await asyncio.gather(waiting[2], return_exceptions=True)
+        goes_on.set()
+        first = await asyncio.gather(*waiting[:2], return_exceptions=True)
+        again = await asyncio.gather(*map(forms.require, asked), return_exceptions=True)
+        return [*first, third, *again]
+
+    first, second, third, *again = asyncio.run(ask())
+    assert first is None and isinstance(second, ApiError) and second.status == 400
+    assert isinstance(third, ApiError) and (third.status, third.code) == (503, "too_many_forms")
+    assert third.retry_after_s and "2 other requests wait" in third.message
+    assert [getattr(error, "status", None) for error in again] == [None, 400, None]

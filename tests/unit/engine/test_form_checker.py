@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from eprt.engine import form_checker
+from eprt.engine.form_checker import FormChecker
 from eprt.engine.structured_outputs import StructuredOutputs
 from eprt.engine.tokenizer import Tokenizer
-from eprt.serve.openai import form_checker
-from eprt.serve.openai.form_checker import FormChecker
 from tests.paths import DEMO
 
 OBJECT = StructuredOutputs(json='{"type": "object"}')

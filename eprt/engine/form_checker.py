@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from queue import LifoQueue
+from queue import Empty, LifoQueue
 from typing import IO, Any, cast
 
 import llguidance
@@ -79,6 +79,14 @@ class FormChecker:
                     self._kept.popitem(last=False)
         return refusal
 
+    def close(self) -> None:
+        """Ends the idle processes; those at work end with this one."""
+        with contextlib.suppress(Empty):
+            while True:
+                process = self._processes.get_nowait()
+                if process is not None:
+                    process.close()
+
     def _ask(self, outputs: StructuredOutputs) -> str:
         process = self._processes.get()
         try:
@@ -118,6 +126,11 @@ class _Process:
         if refusal is None:
             raise EOFError
         return refusal
+
+    def close(self) -> None:
+        """Its input ends, and so does it."""
+        with contextlib.suppress(OSError):
+            self._process.communicate()
 
     def _send(self, message: Any) -> None:
         assert self._process.stdin is not None
