@@ -21,10 +21,9 @@ namespace eprt {
 namespace {
 
 // Steps of a stripe's stretch of K: for many rows, 32 KB of tiles that stay in L1; for few rows, long runs of memory.
-// fp8, which is always copied: 16 KB, so that writing and reading the tiles again leaves room for the weights
-// themselves.
-constexpr int kSteps = 16, kLongSteps = 64, kFp8Steps = 8;
+constexpr int kSteps = 16, kLongSteps = 64;
 constexpr int kBlockSteps = 4;  // of an fp8 block
+constexpr int kBlockUnits = 2;  // 64 elements each, two steps
 
 struct alignas(64) Workspace {
   float sums[2][kMaxColumns][kMaxRows];               // transposed; [1]: up projection. int32 where weights are int8
@@ -65,9 +64,14 @@ class Product {
     const int64_t all_steps = div_up(piece_.w.k, Format::kUnit) * Format::kUnitSteps;
     for (int n = 0; n < piece_.n; n += kStripe) {
       for (int r = 0; r < kStripe; ++r) std::memset(sums_[n + r], 0, clear_bytes);
-      ahead_ = next_stripe(n);
-      int64_t step = in_place(n) ? multiply_in_place(n) : 0;
-      const int64_t at_once = kFp8 ? kFp8Steps : piece_.m <= 2 * kTileRows ? kLongSteps : kSteps;
+      ahead_ = {next_stripe(n), lines_per_step()};
+      if constexpr (kFp8) {
+        multiply_blocks(n, all_steps);
+        continue;
+      }
+      const bool in_place = piece_.m <= 2 * kTileRows && n + kStripe <= piece_.n;
+      int64_t step = in_place ? multiply_in_place(n) : 0;
+      const int64_t at_once = piece_.m <= 2 * kTileRows ? kLongSteps : kSteps;
       for (; step < all_steps; step += at_once) {
         const int steps = static_cast<int>(min_of(at_once, all_steps - step));
         multiply(n, step, steps, copy_stripe(n, step, steps));
@@ -76,10 +80,12 @@ class Product {
   }
 
  private:
-  // Weights are read in place if only one pair of row blocks needs them.
-  bool in_place(int n) const { return Format::kInPlace && piece_.m <= 2 * kTileRows && n + kStripe <= piece_.n; }
+  // A stripe's memory is fetched evenly while the stripe before it is multiplied, by all pairs of row blocks; of fp8
+  // while it is converted.
+  int lines_per_step() const { return kFp8 ? 0 : static_cast<int>(div_up(kStripe, div_up(piece_.m, 2 * kTileRows))); }
 
-  // Multiplies all whole tiles; returns how many steps they are.
+  // Only one pair of row blocks needs the weights: they are read in place. Multiplies all whole tiles; returns how many
+  // steps they are.
   int64_t multiply_in_place(int n) {
     const int64_t row_stride = piece_.w.k * sizeof(W), steps = row_stride / kStepBytes;
     if (steps == 0) return 0;
@@ -87,32 +93,36 @@ class Product {
     const RowBlock x0 = block(0), x1 = block(kTileRows);
     shape_tiles(x0.rows, x1.rows);
     load_sums(sums_[n], x1.rows > 0);
-    x1.rows > 0 ? multiply_tiles<Format::kInteger, true, true>(stripe, ahead_, x0, x1, 0, static_cast<int>(steps))
-                : multiply_tiles<Format::kInteger, false, true>(stripe, ahead_, x0, x1, 0, static_cast<int>(steps));
+    multiply_steps(stripe, x0, x1, 0, static_cast<int>(steps));
     store_sums(sums_[n], x1.rows > 0);
     return steps;
   }
 
-  // Copies a stripe's weights to A tiles, fp8 converted; zeros past the piece's rows and past the end of K.
+  // Copies a stripe's weights to A tiles; zeros past the piece's rows and past the end of K.
   Stripe copy_stripe(int n, int64_t first_step, int steps) {
+    for (int r = 0; r < kStripe; ++r) copy_row(n, r, first_step, steps, space_.stripe);
+    return tiles(space_.stripe);
+  }
+
+  // The same of one row; fp8 is converted.
+  void copy_row(int n, int r, int64_t first_step, int steps, char (*to)[2][kTileRows][kStepBytes]) {
     const int64_t k = first_step / Format::kUnitSteps * Format::kUnit;
     const int64_t depth = min_of<int64_t>(steps / Format::kUnitSteps * Format::kUnit, piece_.w.k - k);
-    for (int r = 0; r < kStripe; ++r) {
-      const W* w = n + r < piece_.n ? row(n + r) + k : nullptr;
-      char* out = space_.stripe[0][r / kTileRows][r % kTileRows];
-      for (int64_t i = 0; i < depth; i += Format::kUnit, out += Format::kUnitSteps * sizeof(space_.stripe[0])) {
-        if (w != nullptr && i + Format::kUnit <= depth) {
-          __builtin_prefetch(ahead_, 0, 2);
-          ahead_ += kStepBytes;
-          store_tile_row(_mm512_loadu_si512(w + i), out);
-        } else {
-          W padded[Format::kUnit] = {};
-          if (w != nullptr) std::memcpy(padded, w + i, (depth - i) * sizeof(W));
-          store_tile_row(_mm512_loadu_si512(padded), out);
-        }
+    const W* w = n + r < piece_.n ? row(n + r) + k : nullptr;
+    char* out = to[0][r / kTileRows][r % kTileRows];
+    for (int64_t i = 0; i < depth; i += Format::kUnit, out += Format::kUnitSteps * sizeof(to[0])) {
+      if (w != nullptr && i + Format::kUnit <= depth) {
+        store_tile_row(_mm512_loadu_si512(w + i), out);
+      } else {
+        W padded[Format::kUnit] = {};
+        if (w != nullptr) std::memcpy(padded, w + i, (depth - i) * sizeof(W));
+        store_tile_row(_mm512_loadu_si512(padded), out);
       }
     }
-    return {space_.stripe[0][0][0], kStepBytes, sizeof(space_.stripe[0]), sizeof(space_.stripe[0][0])};
+  }
+
+  static Stripe tiles(const char (*stripe)[2][kTileRows][kStepBytes]) {
+    return {stripe[0][0][0], kStepBytes, sizeof(stripe[0]), sizeof(stripe[0][0])};
   }
 
   // 64 bytes of a weight row as rows of one A tile or two.
@@ -132,55 +142,89 @@ class Product {
     for (int m = 0; m < piece_.m; m += 2 * kTileRows) {
       const RowBlock x0 = block(m), x1 = block(m + kTileRows);
       shape_tiles(x0.rows, x1.rows);
-      if constexpr (kFp8) {
-        multiply_blocks(n, m, step, steps, stripe, x0, x1);
-      } else {
-        load_sums(&sums_[n][m], x1.rows > 0);
-        settle(space_.stripe);
-        multiply_steps(stripe, x0, x1, step, steps);
-        store_sums(&sums_[n][m], x1.rows > 0);
+      load_sums(&sums_[n][m], x1.rows > 0);
+      settle(space_.stripe);
+      multiply_steps(stripe, x0, x1, step, steps);
+      store_sums(&sums_[n][m], x1.rows > 0);
+    }
+  }
+
+  // The same for all of K in fp8, one block of it after another. While the first rows are multiplied by a block, the
+  // next one is converted: a tile is busy for long, and leaves the rest of the core idle.
+  void multiply_blocks(int n, int64_t all_steps) {
+    convert_rows(n, 0, kStripe, 0, min_of<int64_t>(all_steps, kBlockSteps));
+    BlockSums last{};
+    for (int64_t step = 0; step < all_steps; step += kBlockSteps) {
+      const int steps = static_cast<int>(min_of<int64_t>(all_steps - step, kBlockSteps));
+      const int next_steps = static_cast<int>(min_of<int64_t>(all_steps - step - steps, kBlockSteps));
+      const Stripe stripe = tiles(buffer(step));
+      settle(space_.stripe);
+      for (int m = 0; m < piece_.m; m += 2 * kTileRows) {
+        const RowBlock x0 = block(m), x1 = block(m + kTileRows);
+        shape_tiles(x0.rows, x1.rows);
+        zero_sums(x1.rows > 0);
+        for (int s = 0; s < steps; ++s) {
+          multiply_steps({stripe.first + s * stripe.step, stripe.row_stride, stripe.step, stripe.second}, x0, x1,
+                         step + s, 1);
+          constexpr int kRows = kStripe / kBlockSteps;
+          if (m == 0 && next_steps > 0) convert_rows(n, s * kRows, kRows, step + steps, next_steps);
+        }
+        add_block(n, last);
+        last = {step / kBlockSteps, m, x1.rows > 0 ? 4 : 2, space_.block[blocks_++ % 2]};
+        store_block(last);
       }
     }
+    add_block(n, last);
   }
 
-  // The same, one fp8 block of K after another. A block's sums are added while the next block is multiplied.
-  void multiply_blocks(int n, int m, int64_t step, int steps, Stripe stripe, const RowBlock& x0, const RowBlock& x1) {
-    const int tiles = x1.rows > 0 ? 4 : 2;
-    const int64_t first = step / kBlockSteps, end = first + div_up(steps, kBlockSteps);
-    settle(space_.stripe);
-    for (int64_t b = first; b < end; ++b, step += kBlockSteps, steps -= kBlockSteps) {
-      zero_sums(tiles == 4);
-      multiply_steps(stripe, x0, x1, step, min_of(steps, kBlockSteps));
-      stripe.first += kBlockSteps * stripe.step;
-      if (b > first) add_block(n, m, b - 1, tiles);
-      auto& block = space_.block[b % 2];
-      _tile_stored(0, block[0], sizeof(block[0][0]));
-      _tile_stored(1, block[1], sizeof(block[0][0]));
-      if (tiles == 2) continue;
-      _tile_stored(2, block[2], sizeof(block[0][0]));
-      _tile_stored(3, block[3], sizeof(block[0][0]));
+  // Rows first_row.. of a stripe's block of K, beginning at `step`.
+  void convert_rows(int n, int first_row, int count, int64_t step, int64_t steps) {
+    for (int r = first_row; r < first_row + count; ++r) {
+      ahead_.lines = static_cast<int>(steps / Format::kUnitSteps);
+      ahead_.step();
+      copy_row(n, r, step, static_cast<int>(steps), buffer(step));
     }
-    add_block(n, m, end - 1, tiles);
+    ahead_.lines = 0;
   }
 
-  // sums += scale * the tiles of fp8 block `b` of K.
-  void add_block(int n, int m, int64_t b, int tiles) {
+  // Where the A tiles of the fp8 block are that begins at `step`.
+  auto buffer(int64_t step) -> char (*)[2][kTileRows][kStepBytes] {
+    return space_.stripe + step / kBlockSteps % 2 * kBlockSteps;
+  }
+
+  // What is still to be added to the sums: C tiles of rows m.. and of fp8 block `block` of K.
+  struct BlockSums {
+    int64_t block;
+    int m, tiles;
+    float (*values)[kTileRows][kTileRows];
+  };
+
+  static void store_block(const BlockSums& to) {
+    constexpr int64_t kStride = sizeof(to.values[0][0]);
+    _tile_stored(0, to.values[0], kStride);
+    _tile_stored(1, to.values[1], kStride);
+    if (to.tiles == 2) return;
+    _tile_stored(2, to.values[2], kStride);
+    _tile_stored(3, to.values[3], kStride);
+  }
+
+  // sums += scale * the tiles. Those of a block are added while the next one is multiplied.
+  void add_block(int n, const BlockSums& from) {
     constexpr float kUnshifted = 1 << kFp8Shift;
     settle(space_.block);
-    const auto& block = space_.block[b % 2];
     const int64_t k_blocks = div_up(piece_.w.k, kFp8Block);
-    for (int r = 0; r < min_of(kStripe, piece_.n - n); ++r) {
-      const Vec scale = set1(kUnshifted * piece_.w.scale[(row0_ + n + r) / kFp8Block * k_blocks + b]);
-      for (int t = r / kTileRows; t < tiles; t += 2) {
-        float* sum = &sums_[n + r][m + t / 2 * kTileRows];
-        store(sum, fma(load(block[t][r % kTileRows]), scale, load(sum)));
+    for (int r = 0; from.tiles > 0 && r < min_of(kStripe, piece_.n - n); ++r) {
+      const Vec scale = set1(kUnshifted * piece_.w.scale[(row0_ + n + r) / kFp8Block * k_blocks + from.block]);
+      for (int t = r / kTileRows; t < from.tiles; t += 2) {
+        float* sum = &sums_[n + r][from.m + t / 2 * kTileRows];
+        store(sum, fma(load(from.values[t][r % kTileRows]), scale, load(sum)));
       }
     }
   }
 
   void multiply_steps(const Stripe& stripe, const RowBlock& x0, const RowBlock& x1, int64_t step, int steps) {
-    x1.rows > 0 ? multiply_tiles<Format::kInteger, true, false>(stripe, nullptr, x0, x1, step, steps)
-                : multiply_tiles<Format::kInteger, false, false>(stripe, nullptr, x0, x1, step, steps);
+    x1.rows > 0 ? multiply_tiles<Format::kInteger, true>(stripe, x0, x1, step, steps, ahead_)
+                : multiply_tiles<Format::kInteger, false>(stripe, x0, x1, step, steps, ahead_);
   }
 
   void shape_tiles(int rows0, int rows1) {
@@ -204,10 +248,11 @@ class Product {
 
   const Piece& piece_;
   const int64_t row0_, next_row_;
-  const char* ahead_ = nullptr;  // what is prefetched next
+  FetchAhead ahead_ = {};
   float (&sums_)[kMaxColumns][kMaxRows];
   Workspace& space_;
   int shape_[2] = {-1, -1};
+  unsigned blocks_ = 0;  // of fp8, multiplied so far
 };
 
 template <class W>

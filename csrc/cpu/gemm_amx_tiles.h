@@ -57,19 +57,25 @@ struct RowBlock {
   int64_t stride() const { return rows * 4; }
 };
 
+// Memory that is fetched while tiles are multiplied, `lines` cache lines at each step, from `next` on: 32 weight rows
+// that are read side by side are too many streams for a core to fetch early by itself.
+struct FetchAhead {
+  const char* next;
+  int lines;
+
+  void step() {
+    for (int i = 0; i < lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+  }
+};
+
 // C += the next `steps` A tiles times B tiles. INTEGER: int8 times int8 to int32, otherwise bf16 times bf16 to fp32.
-// PREFETCH: also fetches as many bytes of weights, from `ahead` on in their order in memory: 32 rows that are read side
-// by side are too many streams for a core to fetch early by itself.
-template <bool INTEGER, bool TWO_BLOCKS, bool PREFETCH>
-void multiply_tiles(const Stripe& w, const char* ahead, const RowBlock& x0, const RowBlock& x1, int64_t step,
-                    int steps) {
+template <bool INTEGER, bool TWO_BLOCKS>
+void multiply_tiles(const Stripe& w, const RowBlock& x0, const RowBlock& x1, int64_t step, int steps,
+                    FetchAhead& prefetch) {
   const char *a = w.first, *b0 = x0.at(step), *b1 = x1.at(step);
   const int64_t stride0 = x0.stride(), stride1 = x1.stride();
   for (int s = 0; s < steps; ++s, a += w.step, b0 += kTileRows * stride0, b1 += kTileRows * stride1) {
-    if constexpr (PREFETCH) {
-      for (int r = 0; r < kStripe; ++r) __builtin_prefetch(ahead + r * kStepBytes, 0, 2);
-      ahead += kStripe * kStepBytes;
-    }
+    prefetch.step();
     _tile_loadd(6, b0, stride0);
     _tile_loadd(4, a, w.row_stride);
     if constexpr (INTEGER) {

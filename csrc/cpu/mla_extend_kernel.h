@@ -42,7 +42,9 @@ class MlaExtend {
   }
 
  private:
-  static constexpr int64_t kBlock = 128, kRows = 48, kHeadGroup = 8, kWeightRows = 32;
+  // A tile of kRows: of AMX, pairs of tiles that share what they read of B.
+  static constexpr int64_t kBlock = 128, kRows = Dot::kTiles ? 64 : 48, kHeadGroup = 8, kWeightRows = 32;
+  using WordValue = std::conditional_t<Dot::kStep == 2, bf16, float>;
 
   struct Scratch {    // of one thread; constructed twice, first with a null base to measure the size
     Word* latent;     // [kBlock, latent_words]: gathered rows
@@ -205,14 +207,14 @@ class MlaExtend {
       store(score + n, x);
     }
     const float old_max = s.max[index], new_max = max_of(old_max, reduce_max(top));
+    auto* const p = reinterpret_cast<WordValue*>(s.p + i * (kBlock / Dot::kStep));
     Vec sum = zero();
     for (int64_t n = 0; n < used; n += Vec::kWidth) {
       const Vec weight = exp2(load(score + n) - set1(new_max));
       sum = sum + weight;
-      store(score + n, weight);
+      store(p + n, weight);
     }
-    to_words<Dot>(score, Dtype::kFloat32, used, s.p + i * (kBlock / Dot::kStep));
-    std::memset(s.p + i * (kBlock / Dot::kStep) + used / Dot::kStep, 0, (columns - used) / Dot::kStep * sizeof(Word));
+    std::memset(p + used, 0, (columns - used) * sizeof(WordValue));
     const float scale = lane0(exp2(set1(old_max) - set1(new_max)));
     s.max[index] = new_max;
     s.sum[index] = s.sum[index] * scale + reduce_add(sum);
