@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .checks import NUMBER, check_fields
 from .job import PlanAnswer, PlanRequest
 from .placement import Placement
 from .statistics import LoadStatistics
@@ -27,6 +28,10 @@ _MIN_WINDOWS = 3  # a plan for fewer windows fits their noise
 # Under the same load a new plan rarely differs from the previous one, so the waits between plans double up to this.
 _LONGEST_WAIT_S = 60.0
 _COUNTERS = ("num_steps", "expert_us", "expert_rows", "expert_bytes", "copied_bytes", "copied_s")
+
+
+class NoLoadError(ValueError):
+    """The server has counted no load yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +50,31 @@ class ServerSnapshot:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "ServerSnapshot":
-        """Parses the answer of GET /v1/eprt/load. ValueError names a missing field or says that no load was counted."""
-        missing = {"server_id", "time_s", "layers", *_COUNTERS} - set(data)
-        if missing:
-            raise ValueError(f"the server's load has no {min(missing)!r}: is it an eprt server of this version?")
+        """Parses the answer of GET /v1/eprt/load. ValueError names a field that is missing or of another type;
+        NoLoadError: no load was counted."""
+        check_fields(data, "the server's load", {"server_id": str, "time_s": NUMBER, "layers": list})
+        check_fields(data, "the server's load", dict.fromkeys(_COUNTERS, NUMBER))
         if not data["layers"]:
-            raise ValueError("the server has counted no load yet: the model has no MoE layers, or is loading")
-        total_LE = np.array([layer["per_expert"] for layer in data["layers"]], dtype=np.int64)
-        prefill_LE = np.array([layer["per_expert_prefill"] for layer in data["layers"]], dtype=np.int64)
+            raise NoLoadError("the server has counted no load yet: the model has no MoE layers, or is loading")
+        total_LE, prefill_LE = (_counts(data["layers"], name) for name in ("per_expert", "per_expert_prefill"))
+        if total_LE.shape != prefill_LE.shape:
+            raise ValueError(f"the server's load has {total_LE.shape} experts in all, {prefill_LE.shape} in prefill")
         tokens_PLE = np.stack((prefill_LE, total_LE - prefill_LE))
         counters = {name: data[name] for name in _COUNTERS}
         return ServerSnapshot(data["server_id"], float(data["time_s"]), tokens_PLE, **counters)
+
+
+def _counts(layers: list[Any], name: str) -> np.ndarray:
+    """int64 [L, E]"""
+    for layer, entry in enumerate(layers):
+        if not isinstance(entry, dict) or not isinstance(entry.get(name), list):
+            raise ValueError(f"layer {layer} of the server's load has no list {name!r}")
+        if len(entry[name]) != len(layers[0][name]):
+            raise ValueError(f"layer {layer} of the server's load has another number of experts than layer 0")
+    count_LE = np.array([entry[name] for entry in layers])
+    if count_LE.ndim != 2 or count_LE.dtype.kind != "i":
+        raise ValueError(f"{name!r} of the server's load does not hold integers")
+    return count_LE.astype(np.int64)
 
 
 @dataclass

@@ -6,20 +6,17 @@ nothing of terminals (daemon_main.py).
 """
 
 import time
-import zipfile
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .controller import Controller
+from .controller import Controller, NoLoadError
 from .job import solve
 from .placement import Placement
-from .remote import RemoteServer, ServerRefusedError, ServerUnreachableError
+from .remote import RemoteServer, ServerAnswerError, ServerRefusedError, ServerUnreachableError
 from .trigger import Decision
 
 SCHEMA = "eprt.balancer/1"
 _FOLLOW_S = 0.5
-# Of answers that are JSON or a file of arrays, and not those of a server of eprt's.
-_OTHER_FORMS = (LookupError, TypeError, AttributeError, EOFError, MemoryError, RecursionError, zipfile.BadZipFile)
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 5.0
 
 
@@ -80,20 +77,25 @@ class Daemon:
         """Raises only PermissionError, if the server does not accept the key."""
         try:
             status = self._poll_server()
-        except (ServerUnreachableError, ServerRefusedError, ValueError, *_OTHER_FORMS) as error:
-            if isinstance(error, ServerRefusedError) and error.status in (401, 403):
+        except ServerUnreachableError as error:
+            return self._retry("unreachable", str(error))
+        except ServerRefusedError as error:
+            if error.status in (401, 403):
                 raise PermissionError(str(error)) from None
-            self._retry_s = min(2 * self._retry_s or _FIRST_RETRY_S, _LONGEST_RETRY_S)
-            self.pause_s = self._retry_s
-            if not isinstance(
-                error, ServerUnreachableError | ServerRefusedError
-            ):  # placement, load and sample do not match: fetch all of them again
-                self._placement = None
-            state = "unreachable" if isinstance(error, ServerUnreachableError) else "refused"
-            words = f"its answers have another form: {error!r}" if isinstance(error, _OTHER_FORMS) else str(error)
-            return Status(self._server.url, state, words)
+            return self._retry("refused", str(error))
+        except ServerAnswerError as error:
+            self._placement = None
+            return self._retry("refused", f"its answers have another form: {error}")
+        except ValueError as error:  # placement, load and sample do not match: fetch all of them again
+            self._placement = None
+            return self._retry("refused", str(error))
         self._retry_s = 0.0
         return status
+
+    def _retry(self, state: str, why: str) -> Status:
+        """The next poll comes soon, but later with each failure in a row."""
+        self.pause_s = self._retry_s = min(2 * self._retry_s or _FIRST_RETRY_S, _LONGEST_RETRY_S)
+        return Status(self._server.url, state, why)
 
     def _poll_server(self) -> Status:
         remote, news = self._server.rebalancing(), []
@@ -103,7 +105,7 @@ class Daemon:
         try:
             if self.controller.observe(self._server.load_snapshot()):
                 news.append("the load has changed")
-        except ValueError as error:
+        except NoLoadError as error:
             return self._status("waiting", remote, [*news, str(error)])
         if self._slow_ranks:
             self.controller.set_speed(self._server.rank_speeds())

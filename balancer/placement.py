@@ -41,6 +41,9 @@ class Placement:
         object.__setattr__(self, "physical_to_logical_map", slots_LP)
         if not isinstance(self.epoch, int) or isinstance(self.epoch, bool) or self.epoch < 0:
             raise ValueError(f"epoch={self.epoch!r}: must be an integer of at least 0")
+        if self.num_experts > self.num_slots:  # before arrays of that many are made
+            have = f"expert {self.num_experts - 1}, but {self.num_slots} slots"
+            raise ValueError(f"physical_to_logical_map has {have} cannot hold one of each expert up to it")
         if not isinstance(self.metrics, dict):
             raise ValueError(f"metrics={self.metrics!r}: must be an object")
         missing = np.argwhere(self.replica_count == 0)

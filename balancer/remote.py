@@ -1,6 +1,7 @@
 """RemoteServer: client for the load, placement and rebalancing endpoints of a running eprt server.
 
-Knows the server's paths and documents, not when to ask for them. Needs only the standard library and numpy.
+Knows the server's paths and documents, not when to ask for them. Whatever an answer holds is checked by type here, so
+that nobody else meets it in another form. Needs only the standard library and numpy.
 """
 
 import io
@@ -8,16 +9,25 @@ import json
 import os
 import urllib.error
 import urllib.request
-from typing import Any
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from .controller import ServerSnapshot
+from .checks import NUMBER, check_fields
+from .controller import NoLoadError, ServerSnapshot
 from .placement import Placement
 from .trace import RoutingTrace
 
 _PLAN_TIMEOUT_S = 130.0  # a posted placement is answered after its migration is planned
+_STATE = {"server_id": str, "mode": str, "state": str, "epoch": int}
+_MIGRATION = {"job_id": int, "state": str, "reason": str, "rounds_done": int, "num_rounds": int, "seconds": NUMBER}
+_SAMPLE = {"topk_idx": 3, "source_gpu": 2, "topk_step": 2}  # dimensions of each array
+
+T = TypeVar("T")
 
 
 class ServerUnreachableError(Exception):
@@ -32,8 +42,12 @@ class ServerRefusedError(Exception):
         self.status = status
 
 
+class ServerAnswerError(Exception):
+    """The server answers, but not in the form of an eprt server of this version."""
+
+
 class RemoteServer:
-    """One server. Every method raises ServerUnreachableError or ServerRefusedError with the reason.
+    """One server. Every method raises ServerUnreachableError, ServerRefusedError or ServerAnswerError with the reason.
 
     url: as the server announced it, http://host:port.
     api_key: what the server was started with, if any: its admin key to change it; default EPRT_ADMIN_KEY, EPRT_API_KEY.
@@ -57,45 +71,53 @@ class RemoteServer:
         )
 
     def load_snapshot(self) -> ServerSnapshot:
-        """ValueError if the server has counted no load or its answer has another format."""
-        return ServerSnapshot.from_json(self._get_json("/v1/eprt/load"))
+        """NoLoadError if the server has counted no load yet."""
+        return self._decoded("/v1/eprt/load", ServerSnapshot.from_json)
 
     def placement(self) -> Placement:
-        return Placement.from_json(self._get_json("/v1/eprt/placement"))
+        return self._decoded("/v1/eprt/placement", Placement.from_json)
 
     def rebalancing(self) -> dict[str, Any]:
         """The state of the server's rebalancer, eprt.rebalance/1."""
-        reply = self._get_json("/v1/eprt/rebalance")
-        if reply.get("schema") != "eprt.rebalance/1":
-            raise ServerRefusedError(200, "it does not answer as an eprt server of this version")
-        return reply
+        return self._decoded("/v1/eprt/rebalance", _rebalancing)
 
     def post_placement(self, placement: Placement, rank_speeds: np.ndarray | None = None) -> dict[str, Any]:
-        """Asks for a migration; eprt.rebalance/1. rank_speeds: the speeds that the placement was planned for."""
+        """Asks for a migration; eprt.rebalance/1, with that migration. rank_speeds: the speeds that the placement was
+        planned for."""
         body: dict[str, Any] = {"placement": placement.to_json()}
         if rank_speeds is not None:
             body["rank_speeds"] = rank_speeds.tolist()
-        return self._get_json("/v1/eprt/rebalance", body)
+        return self._decoded("/v1/eprt/rebalance", _posted, body)
 
     def rank_speeds(self) -> np.ndarray:
         """float64 [G]: the load that each rank can carry according to the diagnosis, relative to the others."""
-        speeds = self._get_json("/v1/eprt/diagnose").get("rank_speeds")
-        if not speeds:
-            raise ServerRefusedError(200, "the answer has no rank_speeds; is the server of an older version?")
-        return np.array(speeds, dtype=np.float64)
+        return self._decoded("/v1/eprt/diagnose", _rank_speeds)
 
     def routing_sample(self) -> tuple[RoutingTrace, np.ndarray]:
         """The choices of the latest sampled tokens, and int64 [L, T]: the step that computed each token."""
-        with np.load(io.BytesIO(self._request("/v1/eprt/load?format=npz"))) as data:
-            return RoutingTrace(tuple(data["topk_idx"]), tuple(data["source_gpu"])), data["topk_step"]
+        path = "/v1/eprt/load?format=npz"
+        data = self._request(path)
+        try:
+            return _sample(data)
+        except ValueError as error:
+            raise ServerAnswerError(f"{path}: {error}") from None
+
+    def _decoded(self, path: str, decode: Callable[[dict[str, Any]], T], body: Any = None) -> T:
+        answer = self._get_json(path, body)
+        try:
+            return decode(answer)
+        except NoLoadError:
+            raise
+        except ValueError as error:
+            raise ServerAnswerError(f"{path}: {error}") from None
 
     def _get_json(self, path: str, body: Any = None) -> dict[str, Any]:
         try:
             reply = json.loads(self._request(path, body))
-        except ValueError:
+        except (ValueError, RecursionError):  # RecursionError: brackets without end
             reply = None
         if not isinstance(reply, dict):
-            raise ServerRefusedError(200, f"{path} does not answer as an eprt server")
+            raise ServerAnswerError(f"{path} does not answer as an eprt server")
         return reply
 
     def _request(self, path: str, body: Any = None) -> bytes:
@@ -124,6 +146,53 @@ class RemoteServer:
             raise ServerUnreachableError(f"no answer: {reason}; is a server running there?") from None
         except Exception as error:  # such as http.client's, if the server goes away in the middle of an answer
             raise ServerUnreachableError(f"it broke off: {error!r}") from None
+
+
+# What each document must hold; ValueError if it does not.
+
+
+def _rebalancing(data: dict[str, Any]) -> dict[str, Any]:
+    if data.get("schema") != "eprt.rebalance/1":
+        raise ValueError("it does not answer as an eprt server of this version")
+    check_fields(data, "the answer", {**_STATE, "migration": dict | None})
+    migration = data["migration"]
+    if migration is not None:
+        check_fields(migration, "the migration", {**_MIGRATION, "moves": dict})
+        check_fields(migration["moves"], "its moves", dict.fromkeys(migration["moves"], int))
+    return data
+
+
+def _posted(data: dict[str, Any]) -> dict[str, Any]:
+    if _rebalancing(data)["migration"] is None:
+        raise ValueError("the answer to a placement has no migration")
+    return data
+
+
+def _rank_speeds(data: dict[str, Any]) -> np.ndarray:
+    speeds = data.get("rank_speeds")
+    if not speeds or not isinstance(speeds, list):
+        raise ValueError("the answer has no rank_speeds; is the server of an older version?")
+    by_rank = {str(rank): speed for rank, speed in enumerate(speeds)}
+    check_fields(by_rank, "rank_speeds", dict.fromkeys(by_rank, NUMBER))
+    return np.array(speeds, dtype=np.float64)
+
+
+def _sample(data: bytes) -> tuple[RoutingTrace, np.ndarray]:
+    damage = (ValueError, LookupError, EOFError, OSError, MemoryError, zipfile.BadZipFile, zlib.error)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)):  # numpy would take other kinds of files, too
+            pass
+        with np.load(io.BytesIO(data)) as file:
+            arrays = {name: file[name] for name in _SAMPLE}
+    except damage as error:
+        raise ValueError(f"not a file of {', '.join(_SAMPLE)}: {error}") from None
+    for name, array in arrays.items():
+        if array.ndim != _SAMPLE[name] or array.dtype.kind not in "iu":
+            raise ValueError(f"{name} has shape {array.shape} and dtype {array.dtype}")
+    topk_LTK, source_LT, step_LT = arrays.values()
+    if step_LT.shape != source_LT.shape:
+        raise ValueError(f"topk_step has shape {step_LT.shape}, source_gpu {source_LT.shape}")
+    return RoutingTrace(tuple(topk_LTK), tuple(source_LT)), step_LT
 
 
 def _error_message(error: urllib.error.HTTPError) -> str:

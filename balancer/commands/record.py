@@ -9,7 +9,7 @@ import numpy as np
 
 from ..controller import ServerSnapshot
 from ..formats import eprt_npz
-from ..remote import RemoteServer, ServerRefusedError, ServerUnreachableError
+from ..remote import RemoteServer, ServerAnswerError, ServerRefusedError, ServerUnreachableError
 from ..trace import RoutingTrace
 from . import options
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     server = RemoteServer(arguments.url, arguments.api_key, _TIMEOUT_S)
     try:
         return _record(server, arguments)
-    except (ServerUnreachableError, ServerRefusedError) as error:
+    except (ServerUnreachableError, ServerRefusedError, ServerAnswerError) as error:
         raise ValueError(f"{server.url}: {error}") from None
 
 

@@ -25,6 +25,7 @@ class PlayedServer:
         self.polls_until_done = 0  # 0: the migration never ends by itself
         self.failure: tuple[int, str] | None = None  # status and message that answer everything
         self.raw: bytes | None = None  # the body that answers everything
+        self.other: dict[str, dict[str, Any]] = {}  # fields of documents, by name, that take the place of its own
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -53,7 +54,7 @@ class PlayedServer:
         elif self.key is not None and handler.headers.get("authorization") != f"Bearer {self.key}":
             status, document = 401, {"error": {"message": "wrong or missing API key"}}
         elif not query and self.raw is None:
-            document = getattr(self, name)(body)
+            document = getattr(self, name)(body) | self.other.get(name, {})
         data = json.dumps(document).encode()
         if document is None:
             data = self.sample_file() if self.raw is None else self.raw

@@ -93,6 +93,31 @@ def test_answers_of_another_form_do_not_end_it(played, raw):
     assert poll_states(daemon, 1) == ["watching"]
 
 
+def test_a_document_of_another_form_is_told_and_fetched_again(played):
+    daemon = make(played)
+    assert poll_states(daemon, 1) == ["watching"]
+    for name, fields in (("load", {"layers": [None]}), ("placement", {"num_gpus": {}}), ("rebalance", {"epoch": "0"})):
+        daemon, played.other = make(played), {name: fields}
+        status = daemon.poll()
+        assert status.state == "refused" and f"its answers have another form: /v1/eprt/{name}: " in status.news
+        played.other = {}
+        assert poll_states(daemon, 1) == ["watching"]
+    played.other = {"load": {"layers": []}}
+    assert daemon.poll().state == "waiting" and daemon.pause_s == 5
+
+
+@pytest.mark.parametrize("defect", [TypeError, AttributeError, KeyError, IndexError])
+def test_a_defect_of_its_own_is_no_answer_of_another_form(played, defect, monkeypatch):
+    daemon = make(played)
+
+    def due(now_s: float) -> bool:
+        raise defect("ours")
+
+    monkeypatch.setattr(daemon.controller, "due", due)
+    with pytest.raises(defect, match="ours"):
+        daemon.poll()
+
+
 def test_after_a_restart_everything_begins_anew(played):
     daemon = make(played)
     poll_states(daemon, 4)
