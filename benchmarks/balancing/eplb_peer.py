@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-from eprt.balancer import Placement, rebalance_experts
+from eprt.balancer import Placement, plan, rebalance_experts
 
 
 def load(path: Path) -> ModuleType:
@@ -35,12 +35,16 @@ def parity(eplb: ModuleType, load_LE: np.ndarray, options: dict[str, int]) -> di
         stable = [array.numpy() for array in eplb.rebalance_experts(weight, *shape)]
     finally:
         torch.Tensor.sort = sort  # type: ignore[assignment]
+    even = plan(load_LE, **options, shares="even").gpu_load(load_LE).max(1)
     largest = [_largest_loads(one[0], load_LE, options) for one in (ours, theirs)]
     return {
         "largest_load_difference": float(np.abs(largest[0] / largest[1] - 1).max()),
         "slots_equal_to_stable_eplb": float((ours[0] == stable[0]).mean()),
         "slots_equal_to_eplb": float((ours[0] == theirs[0]).mean()),
         "counts_equal": bool((ours[2] == theirs[2]).all()),
+        "layers_even_above_eplb": sum(
+            int((even > _largest_loads(maps[0], load_LE, options) * (1 + 1e-7)).sum()) for maps in (theirs, stable)
+        ),
     }
 
 

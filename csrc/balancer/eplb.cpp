@@ -2,70 +2,41 @@
 
 #include <algorithm>
 #include <numeric>
-#include <queue>
+
+#include "greedy.h"
 
 namespace eprt::balancer {
 namespace {
 
-// EPLB computes in fp32 and breaks ties by position. Every sum below is fp32 and in EPLB's order, so the compiler must
-// not fuse or reorder operations (see CMakeLists.txt).
+// EPLB breaks ties by position, and each planner rounds in its own way. Every sum below is of one precision and in
+// their order, so the compiler must not fuse or reorder operations (see CMakeLists.txt).
 
-struct Pack {
-  float load;
-  int index;
-  bool operator>(const Pack& other) const { return load != other.load ? load > other.load : index > other.index; }
-};
-
-// Places the largest items first, each in the least loaded pack with room. pack_N: the pack of each item, rank_N: its
-// position in the pack.
-void pack_evenly(const std::vector<float>& load_N, int num_packs, std::vector<int>& pack_N, std::vector<int>& rank_N) {
-  const int num_items = static_cast<int>(load_N.size()), capacity = num_items / num_packs;
-  pack_N.resize(num_items);
-  rank_N.assign(num_items, 0);
+// Places the heaviest items first, each in the lightest pack with room.
+template <typename Number>
+void pack_evenly(const std::vector<Number>& weight_N, int num_packs, EplbPacks& packs) {
+  const int num_items = static_cast<int>(weight_N.size()), capacity = num_items / num_packs;
+  packs.pack_N.resize(num_items);
+  packs.rank_N.assign(num_items, 0);
   if (capacity == 1) {
-    std::iota(pack_N.begin(), pack_N.end(), 0);
+    std::iota(packs.pack_N.begin(), packs.pack_N.end(), 0);
     return;
   }
-  std::vector<int> order(num_items);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return load_N[a] > load_N[b]; });
-  std::priority_queue<Pack, std::vector<Pack>, std::greater<Pack>> open;
-  for (int pack = 0; pack < num_packs; pack++) open.push({0.0f, pack});
+  std::vector<Weighed<Number>> open(num_packs);
+  for (int pack = 0; pack < num_packs; pack++) open[pack] = {0, pack};
   std::vector<int> held(num_packs, 0);
-  for (int item : order) {
-    Pack pack = open.top();
-    open.pop();
-    pack_N[item] = pack.index;
-    rank_N[item] = held[pack.index]++;
-    pack.load += load_N[item];
-    if (held[pack.index] < capacity) open.push(pack);
-  }
-}
-
-struct Busiest {
-  float share;
-  int expert;
-  bool operator<(const Busiest& other) const {
-    return share != other.share ? share < other.share : expert > other.expert;
-  }
-};
-
-// Gives slot after slot to the expert with the largest load per replica.
-void replicate(const std::vector<float>& load_E, int num_slots, std::vector<int>& expert_P, std::vector<int>& replica_P,
-               std::vector<int>& count_E) {
-  const int num_experts = static_cast<int>(load_E.size());
-  expert_P.resize(num_slots);
-  replica_P.assign(num_slots, 0);
-  count_E.assign(num_experts, 1);
-  std::iota(expert_P.begin(), expert_P.begin() + num_experts, 0);
-  std::priority_queue<Busiest> heap;
-  for (int expert = 0; expert < num_experts; expert++) heap.push({load_E[expert], expert});
-  for (int slot = num_experts; slot < num_slots; slot++) {
-    Busiest top = heap.top();
-    heap.pop();
-    expert_P[slot] = top.expert;
-    replica_P[slot] = count_E[top.expert]++;
-    heap.push({load_E[top.expert] / static_cast<float>(count_E[top.expert]), top.expert});
+  if (packs.order.empty())
+    packs.order = heaviest_first(weight_N);
+  else
+    insert_heaviest_first(weight_N, packs.order);
+  for (int item : packs.order) {
+    Weighed<Number>& pack = open[0];
+    packs.pack_N[item] = pack.index;
+    packs.rank_N[item] = held[pack.index]++;
+    pack.weight += weight_N[item];
+    if (held[pack.index] < capacity)
+      sink_first(open, lighter<Weighed<Number>>);
+    else
+      drop_first(open, lighter<Weighed<Number>>);
   }
 }
 
@@ -110,35 +81,83 @@ float sum_as_torch(const float* x, int size) {
 
 }  // namespace
 
+std::vector<float> eplb_group_loads(const EplbShape& shape, const float* load_E) {
+  const int64_t group_size = shape.num_experts / shape.num_groups;
+  std::vector<float> loads(shape.num_groups);
+  for (int64_t group = 0; group < shape.num_groups; group++)
+    loads[group] = sum_as_torch(load_E + group * group_size, static_cast<int>(group_size));
+  return loads;
+}
+
+template <typename Number>
+EplbCopies eplb_copies(const std::vector<Number>& load_E, int num_slots) {
+  const int num_experts = static_cast<int>(load_E.size());
+  EplbCopies copies{std::vector<int>(num_slots), std::vector<int>(num_slots, 0), std::vector<int>(num_experts, 1)};
+  std::iota(copies.expert_P.begin(), copies.expert_P.begin() + num_experts, 0);
+  if (num_slots == num_experts) return copies;
+  std::vector<Weighed<Number>> shares(num_experts);
+  for (int expert = 0; expert < num_experts; expert++) shares[expert] = {load_E[expert], expert};
+  std::make_heap(shares.begin(), shares.end(), [](const auto& a, const auto& b) { return heavier(b, a); });
+  for (int slot = num_experts; slot < num_slots; slot++) {
+    const int expert = shares[0].index;
+    copies.expert_P[slot] = expert;
+    copies.replica_P[slot] = copies.count_E[expert]++;
+    shares[0].weight = load_E[expert] / static_cast<Number>(copies.count_E[expert]);
+    sink_first(shares, heavier<Weighed<Number>>);
+  }
+  return copies;
+}
+
+template <typename Number>
+bool eplb_copies_hold(const std::vector<Number>& load_E, const EplbCopies& copies) {
+  Number next = 0;  // the largest load per copy that was left
+  for (size_t expert = 0; expert < load_E.size(); expert++)
+    next = std::max(next, load_E[expert] / static_cast<Number>(copies.count_E[expert]));
+  for (size_t slot = load_E.size(); slot < copies.expert_P.size(); slot++)
+    if (load_E[copies.expert_P[slot]] / static_cast<Number>(copies.replica_P[slot]) <= next) return false;
+  return true;
+}
+
+template <typename Number>
+void eplb_pack_copies(const std::vector<Number>& load_E, const EplbCopies& copies, int num_gpus, EplbPacks& packs) {
+  std::vector<Number> share_P(copies.expert_P.size());
+  for (size_t slot = 0; slot < share_P.size(); slot++) {
+    const int expert = copies.expert_P[slot];
+    share_P[slot] = load_E[expert] / static_cast<Number>(copies.count_E[expert]);
+  }
+  pack_evenly(share_P, num_gpus, packs);
+}
+
+template EplbCopies eplb_copies(const std::vector<float>&, int);
+template EplbCopies eplb_copies(const std::vector<double>&, int);
+template bool eplb_copies_hold(const std::vector<double>&, const EplbCopies&);
+template void eplb_pack_copies(const std::vector<float>&, const EplbCopies&, int, EplbPacks&);
+template void eplb_pack_copies(const std::vector<double>&, const EplbCopies&, int, EplbPacks&);
+
 void eplb_layer(const EplbShape& shape, const float* load_E, int64_t* slot_P, int64_t* replica_P) {
   const int num_groups = static_cast<int>(shape.num_groups), num_nodes = static_cast<int>(shape.num_nodes);
   const int group_size = static_cast<int>(shape.num_experts) / num_groups;
   const int node_experts = static_cast<int>(shape.num_experts) / num_nodes;
   const int node_slots = static_cast<int>(shape.num_slots) / num_nodes;
   const int node_gpus = static_cast<int>(shape.num_gpus) / num_nodes;
-  std::vector<float> load_of_group(num_groups);
-  for (int group = 0; group < num_groups; group++)
-    load_of_group[group] = sum_as_torch(load_E + group * group_size, group_size);
-  std::vector<int> node_of_group, rank_of_group;
-  pack_evenly(load_of_group, num_nodes, node_of_group, rank_of_group);
+  EplbPacks packs;
+  pack_evenly(eplb_group_loads(shape, load_E), num_nodes, packs);
   std::vector<int> expert_of_place(shape.num_experts);  // experts ordered by node, then by group within the node
   for (int group = 0; group < num_groups; group++) {
-    const int place = (node_of_group[group] * (num_groups / num_nodes) + rank_of_group[group]) * group_size;
+    const int place = (packs.pack_N[group] * (num_groups / num_nodes) + packs.rank_N[group]) * group_size;
     std::iota(&expert_of_place[place], &expert_of_place[place] + group_size, group * group_size);
   }
-  std::vector<float> node_load(node_experts), slot_load(node_slots);
-  std::vector<int> expert_P, replica, count_E, gpu_P, rank_P;
+  std::vector<float> node_load(node_experts);
   for (int node = 0; node < num_nodes; node++) {
     const int* expert_of = &expert_of_place[node * node_experts];
     for (int i = 0; i < node_experts; i++) node_load[i] = load_E[expert_of[i]];
-    replicate(node_load, node_slots, expert_P, replica, count_E);
-    for (int slot = 0; slot < node_slots; slot++)
-      slot_load[slot] = node_load[expert_P[slot]] / static_cast<float>(count_E[expert_P[slot]]);
-    pack_evenly(slot_load, node_gpus, gpu_P, rank_P);
+    const EplbCopies copies = eplb_copies(node_load, node_slots);
+    packs.order.clear();
+    eplb_pack_copies(node_load, copies, node_gpus, packs);
     for (int slot = 0; slot < node_slots; slot++) {
-      const int64_t target = node * node_slots + gpu_P[slot] * (node_slots / node_gpus) + rank_P[slot];
-      slot_P[target] = expert_of[expert_P[slot]];
-      replica_P[target] = replica[slot];
+      const int64_t target = node * node_slots + packs.pack_N[slot] * (node_slots / node_gpus) + packs.rank_N[slot];
+      slot_P[target] = expert_of[copies.expert_P[slot]];
+      replica_P[target] = copies.replica_P[slot];
     }
   }
 }

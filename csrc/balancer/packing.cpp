@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <queue>
 #include <stdexcept>
+
+#include "greedy.h"
 
 namespace eprt::balancer {
 
@@ -101,24 +102,34 @@ void Packing::exchange_copies(int a, int gpu_a, int b, int gpu_b) {
   move_copy(b, gpu_b, gpu_a);
 }
 
+namespace {
+
+struct Candidate {  // an expert that may get one more copy
+  double weight;    // its load per copy
+  int index;        // its rank among equals
+  int expert;
+};
+
+}  // namespace
+
 std::vector<int> replicate(const Part& part) {
   const int num_experts = part.num_experts(), num_live = part.num_live();
-  std::vector<int> count_E(num_experts, std::min(part.min_copies, num_live));
-  auto less_busy = [&](int a, int b) {
-    const double share_a = part.load_E[a] / count_E[a], share_b = part.load_E[b] / count_E[b];
-    return share_a != share_b ? share_a < share_b : part.tie_rank_E[a] > part.tie_rank_E[b];
-  };
-  std::vector<int> heap;
+  const int first_count = std::min(part.min_copies, num_live);
+  std::vector<int> count_E(num_experts, first_count);
+  const int spare = part.num_usable() - num_experts * first_count;
+  if (spare <= 0 || first_count == num_live) return count_E;
+  std::vector<Candidate> candidates(num_experts);
   for (int expert = 0; expert < num_experts; expert++)
-    if (count_E[expert] < num_live) heap.push_back(expert);
-  std::make_heap(heap.begin(), heap.end(), less_busy);
-  const int spare = part.num_usable() - std::accumulate(count_E.begin(), count_E.end(), 0);
-  for (int i = 0; i < spare && !heap.empty(); i++) {
-    std::pop_heap(heap.begin(), heap.end(), less_busy);
-    if (++count_E[heap.back()] == num_live)
-      heap.pop_back();
+    candidates[expert] = {part.load_E[expert] / first_count, part.tie_rank_E[expert], expert};
+  std::make_heap(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return heavier(b, a); });
+  for (int i = 0; i < spare && !candidates.empty(); i++) {
+    Candidate& first = candidates[0];
+    const int count = ++count_E[first.expert];
+    first.weight = part.load_E[first.expert] / count;
+    if (count < num_live)
+      sink_first(candidates, heavier<Candidate>);
     else
-      std::push_heap(heap.begin(), heap.end(), less_busy);
+      drop_first(candidates, heavier<Candidate>);
   }
   return count_E;
 }
@@ -195,13 +206,20 @@ int earliest_gpu(const Packing& packing, int expert, int first_gpu, int end_gpu)
 }
 
 std::vector<int> set_counts(Packing& packing, const std::vector<int>& count_E) {
-  std::vector<int> order(count_E.size());
-  std::iota(order.begin(), order.end(), 0);
-  for (int expert : order) packing.set_count(expert, count_E[expert]);
-  std::sort(order.begin(), order.end(), [&](int a, int b) {
-    if (packing.share(a) != packing.share(b)) return packing.share(a) > packing.share(b);
-    return packing.part().tie_rank_E[a] < packing.part().tie_rank_E[b];
-  });
+  const std::vector<int>& tie_rank_E = packing.part().tie_rank_E;
+  const int num_experts = static_cast<int>(count_E.size());
+  std::vector<int> by_rank(num_experts);
+  std::iota(by_rank.begin(), by_rank.end(), 0);
+  auto ranks_before = [&](int a, int b) { return tie_rank_E[a] < tie_rank_E[b]; };
+  if (!std::is_sorted(by_rank.begin(), by_rank.end(), ranks_before))
+    std::sort(by_rank.begin(), by_rank.end(), ranks_before);
+  std::vector<double> share_by_rank;
+  for (int expert : by_rank) {
+    packing.set_count(expert, count_E[expert]);
+    share_by_rank.push_back(packing.share(expert));
+  }
+  std::vector<int> order;
+  for (int place : heaviest_first(share_by_rank)) order.push_back(by_rank[place]);
   return order;
 }
 

@@ -31,11 +31,10 @@ void write_slots(const Packing& packing, const std::vector<int>& experts, int fi
 double largest_even_time(const Problem& problem, int64_t layer, const int64_t* slot_P);
 
 // Plans one layer. slot_P receives the expert of each slot or kEmpty, weight_P the slot weights. Returns the bound.
-// The largest time never exceeds EPLB's. Under even shares a GPU may hold second copies where EPLB's does.
+// The largest time never exceeds that of a planner by EPLB's policy. Under even shares a GPU may hold second copies
+// where EPLB's placement does.
 double plan_layer(const Problem& problem, int64_t layer, int64_t* slot_P, double* weight_P);
 
-// EPLB's placement of the layer. It may put several copies of an expert on one GPU.
-std::vector<int64_t> eplb_slots(const Problem& problem, int64_t layer);
 // EPLB's placement without second copies on one GPU, then improved down to target.
 void improve_eplb(const Problem& problem, int64_t layer, const std::vector<int64_t>& eplb_P, double target,
                   int64_t* slot_P);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "eplb.h"
 #include "plan.h"
 
 namespace eprt::balancer {
@@ -33,16 +32,6 @@ bool eplb_can_plan(const Problem& problem, int64_t layer) {
   for (int64_t gpu = 0; gpu < problem.num_gpus; gpu++)
     if (usable_G[gpu] != problem.slots_per_gpu || problem.speed_G[gpu] != problem.speed_G[0]) return false;
   return problem.min_copies == 1 && (!problem.hierarchical || problem.num_groups % problem.num_nodes == 0);
-}
-
-std::vector<int64_t> eplb_slots(const Problem& problem, int64_t layer) {
-  const double* load_E = problem.load_E(layer);
-  const std::vector<float> load32_E(load_E, load_E + problem.num_experts);
-  std::vector<int64_t> eplb_P(problem.num_slots()), replica_P(problem.num_slots());
-  eplb_layer({problem.num_experts, problem.num_slots(), problem.hierarchical ? problem.num_groups : 1,
-              problem.hierarchical ? problem.num_nodes : 1, problem.num_gpus},
-             load32_E.data(), eplb_P.data(), replica_P.data());
-  return eplb_P;
 }
 
 void improve_eplb(const Problem& problem, int64_t layer, const std::vector<int64_t>& eplb_P, double target,

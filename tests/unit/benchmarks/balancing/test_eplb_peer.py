@@ -26,6 +26,7 @@ def test_equal_maps_are_parity(tmp_path):
         "slots_equal_to_stable_eplb": 1.0,
         "slots_equal_to_eplb": 1.0,
         "counts_equal": True,
+        "layers_even_above_eplb": 0,
     }
 
 
