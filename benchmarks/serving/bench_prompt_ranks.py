@@ -7,7 +7,8 @@ Rank 0 gets one prompt; the other ranks have nothing else to do. The same engine
 split    the ranks compute a part of its tokens each
 alone    rank 0 computes all of them, and the others only their experts, as without --prompt-ranks
 
---layers of the model's, with dummy weights. The prefix cache is off.
+ratio is split over alone, the median of the turns'; cpu is the processor time of the rank that takes most, which on a
+crowded machine says more. --layers of the model's, with dummy weights. The prefix cache is off.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import torch
 
 from benchmarks.shapes import DEEPSEEK_V2_LITE, DEEPSEEK_V3
 from benchmarks.tools.report import BenchmarkReport
-from benchmarks.tools.timing import Timing
+from benchmarks.tools.timing import Timing, quantile
 from eprt import LLM, EPGroup, SamplingParams
 from eprt.bind import bind
 from eprt.engine.prompt_split import ChunkOffer
@@ -51,15 +52,16 @@ class TimedPrompts:
     def __init__(self, llm: LLM):
         self._llm, self._rng = llm, np.random.default_rng(0)
 
-    def seconds(self, num_tokens: int, is_split: bool) -> float:
-        """Until the first token of a prompt that nobody has computed before."""
+    def seconds(self, num_tokens: int, is_split: bool) -> tuple[float, float]:
+        """Until the first token of a prompt that nobody has computed before; and of the busiest rank's processor."""
         prompt = self._rng.integers(3, self._llm.engine.model.config.vocab_size, num_tokens).tolist()
         offer = PromptTeam.offer if is_split else _offer_nothing
         with patch.object(PromptTeam, "offer", offer):
             self._llm.group.barrier()
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             self._llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
-            return time.perf_counter() - start
+            took = time.perf_counter() - start, time.process_time() - cpu_start
+        return took[0], max(self._llm.group.allgather(took[1]))
 
 
 def _offer_nothing(*_: object) -> ChunkOffer:
@@ -67,17 +69,20 @@ def _offer_nothing(*_: object) -> ChunkOffer:
 
 
 def measure(prompts: TimedPrompts, num_tokens: int, turns: int) -> dict[str, float]:
-    samples: dict[str, list[float]] = {"split": [], "alone": []}
+    samples: dict[str, list[tuple[float, float]]] = {"split": [], "alone": []}
     for name in samples:
         prompts.seconds(num_tokens, name == "split")
     for turn in range(turns):
         for name in ("split", "alone") if turn % 2 else ("alone", "split"):
             samples[name].append(prompts.seconds(num_tokens, name == "split"))
-    columns = {}
-    for name, seconds in samples.items():
-        columns |= Timing.from_samples(seconds).columns(name, "ms")
-    ratios = [split / alone for split, alone in zip(samples["split"], samples["alone"])]
-    return {**columns, "ratio": float(np.median(ratios)), "ratio_p10": min(ratios), "ratio_p90": max(ratios)}
+    columns: dict[str, float] = {}
+    for i, suffix in enumerate(("", "_cpu")):
+        for name, taken in samples.items():
+            columns |= Timing.from_samples([both[i] for both in taken]).columns(name + suffix, "ms")
+        ratios = sorted(split[i] / alone[i] for split, alone in zip(samples["split"], samples["alone"]))
+        columns |= {f"ratio{suffix}": quantile(ratios, 0.5)}
+        columns |= {f"ratio{suffix}_p10": quantile(ratios, 0.1), f"ratio{suffix}_p90": quantile(ratios, 0.9)}
+    return columns
 
 
 def main() -> None:
