@@ -29,7 +29,10 @@ PLACES = ("column comp", "column comm", "row", "point")
 WIDE = {"job": 2.0, "tier": 4.0, "node comp": 2.0, "node comm": 2.0, "path": 3.0}  # kind -> factor
 WIDE_RANKS = (8, 16, 32, 64)
 NUM_WINDOWS, ONSET = 12, 4
-OFTEN, TIMES = ("clean", "early"), 6  # of these as many times the seeds: their findings are rare
+# Clean jobs of nodes in two racks, between which links take twice as long: kind -> (nodes, of them in the first rack)
+RACKS = {"racks 3+1": (4, 3), "racks 6+2": (8, 6)}
+RACKS_RANKS = 16
+OFTEN, TIMES = ("clean", "early", *RACKS), 6  # of these as many times the seeds: their findings are rare
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class ServingCase:
 
     family: str
     num_ranks: int
-    kind: str  # of the fault; "burst ..." for one window; "clean"
+    kind: str  # of the fault; "burst ..." for one window; "clean", or one of RACKS
     factor: float = 1.0
 
     def job(self, seed: int) -> ServingJob:
@@ -48,6 +51,10 @@ class ServingCase:
         per_node = max(2, num // 4) if wide else (max(2, num // 2) if seed % 2 else num)
         nodes = tuple((np.arange(num) // per_node).tolist())
         job = ServingJob(num, self.family, seed, NUM_WINDOWS, nodes)
+        if kind in RACKS:
+            num_nodes, first = RACKS[kind]
+            far = tuple((a, b) for a in range(first) for b in range(first, num_nodes))
+            return replace(job, node_of_rank=tuple((np.arange(num) * num_nodes // num).tolist()), slow_pairs=far)
         if kind == "clean":
             return job
         windows = ONSET, NUM_WINDOWS - 1
@@ -120,6 +127,9 @@ def cases(families: Sequence[str], ranks: Sequence[int], kinds: Sequence[str]) -
                 if kind in WIDE:
                     if num in WIDE_RANKS:
                         out.append(ServingCase(family, num, kind, WIDE[kind]))
+                elif kind in RACKS:
+                    if num == RACKS_RANKS:
+                        out.append(ServingCase(family, num, kind))
                 elif kind in PLACES:
                     out += [ServingCase(family, num, kind, factor) for factor in FACTORS]
                 else:
@@ -127,7 +137,7 @@ def cases(families: Sequence[str], ranks: Sequence[int], kinds: Sequence[str]) -
     return out
 
 
-KINDS = (*PLACES, *WIDE, "early", "burst column comp", "burst row", "burst point", "clean")
+KINDS = (*PLACES, *WIDE, "early", "burst column comp", "burst row", "burst point", "clean", *RACKS)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

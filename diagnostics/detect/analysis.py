@@ -9,6 +9,7 @@ import numpy as np
 from ..windows.baseline import Baseline
 from ..windows.matrices import WindowMatrices
 from . import detector, zscore
+from .chance import Chance
 from .cost import Cost
 from .early import EarlyRank, early_rank, split_early
 from .evidence import ADVICE, HIGH_COMPUTE, Evidence
@@ -111,7 +112,9 @@ def analyse_matrices(
     kept, echoed = _without_echoes(kept, yardstick)
     if method == "robust":
         kept = fold(without_small_echoes(kept), node_N)
-        kept += [s for s in find_wide(matrices, topology, baseline) if not any(s.is_seen_as(other) for other in kept)]
+        links = Chance.from_links(outliers.links()[1])
+        wide = find_wide(matrices, topology, baseline, links)
+        kept += [s for s in wide if not any(s.is_seen_as(other) for other in kept)]
         is_slower = lambda s: WideEvidence.gather(yardstick, s, baseline).compute_ratio >= HIGH_COMPUTE  # noqa: E731
         kept = without_wide_echoes(kept, is_slower, yardstick.ratio_without)
         kept = join_nodes(

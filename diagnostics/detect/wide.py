@@ -16,6 +16,7 @@ from ..windows.medians import median
 from .chance import Chance
 from .effects import FLOOR_US, START
 from .past import MIN_PAST, Limits, find_changes
+from .runs import WindowRun
 from .sightings import Place, Sighting
 from .topology import LinkTopology
 
@@ -52,25 +53,31 @@ class _Series:
         )
 
 
-def find_wide(matrices: WindowMatrices, topology: LinkTopology, baseline: Baseline | None = None) -> list[Sighting]:
-    """At most one for the same windows: the widest."""
+def find_wide(
+    matrices: WindowMatrices, topology: LinkTopology, baseline: Baseline | None = None, links: Chance | None = None
+) -> list[Sighting]:
+    """At most one for the same windows: the widest. links: their noise, which stays, and so do averages of few links:
+    a path alone must be more than that."""
     series, node_N = _Series.of(matrices, baseline), matrices.node_of_rank_N
     nodes = np.unique(node_N)
     if matrices.num_ranks < 2 or len(nodes) > MOST_NODES:
         return []
     pairs, log_WP = _pair_logs(series.wait_us_WNN, topology.tier_NN, node_N)
-    changed = {
-        pairs[run.place]: Sighting(
-            Place("path", None, None, None, nodes=pairs[run.place]), run.first, run.last, run.score, ratio, True
-        )
-        for run, ratio in find_changes(log_WP, log_WP, Chance(), LIMITS, series.num_before)
-    }
-    found = [*_slower_job(series), *_explain(changed, pairs, node_N, topology, partial(_compute_ratio, series))]
+    changes = [
+        find_changes(log_WP, log_WP, noise, LIMITS, series.num_before) for noise in (Chance(), links or Chance())
+    ]
+    changed, sure = ({pairs[run.place]: _path(pairs[run.place], run, ratio) for run, ratio in each} for each in changes)
+    explained = _explain(changed, set(sure), pairs, node_N, topology, partial(_compute_ratio, series))
+    found = [*_slower_job(series), *explained]
     return [
         replace(s, first=s.first - series.num_before, last=s.last - series.num_before)
         for k, s in enumerate(found)
         if not _is_load(series, s) and not any(s.overlaps(wider) for wider in found[:k] if wider.place.kind == "job")
     ]
+
+
+def _path(pair: tuple[int, int], run: WindowRun, ratio: float) -> Sighting:
+    return Sighting(Place("path", None, None, None, nodes=pair), run.first, run.last, run.score, ratio, True)
 
 
 def _pair_logs(
@@ -103,6 +110,7 @@ def _low(values_WX: np.ndarray) -> np.ndarray:
 
 def _explain(
     changed: dict[tuple[int, int], Sighting],
+    sure: set[tuple[int, int]],
     pairs: list[tuple[int, int]],
     node_N: np.ndarray,
     topology: LinkTopology,
@@ -134,7 +142,7 @@ def _explain(
         most = max(sighting.ratio - 1 for sighting in nodes.values())
         yield from (sighting for sighting in nodes.values() if sighting.ratio - 1 >= ECHO_PART * most)
         return
-    between = {pair: sighting for pair, sighting in changed.items() if pair[0] != pair[1]}
+    between = {pair: sighting for pair, sighting in changed.items() if pair[0] != pair[1] and pair in sure}
     for pair in sorted(between):
         if pair[0] < pair[1] or (pair[1], pair[0]) not in between:
             both = [between[each] for each in (pair, (pair[1], pair[0])) if each in between]

@@ -32,6 +32,14 @@ def test_clean_jobs_name_nobody_and_early_ranks_are_not_blamed():
     assert early["blamed"] <= 0.05 * early["jobs"]
 
 
+@pytest.mark.parametrize("kind", ["racks 3+1", "racks 6+2"])
+def test_two_racks_are_no_fault(kind):
+    job = ServingCase("steady", 16, kind).job(UNSEEN_SEEDS)
+    assert job.fault is None and len(set(job.node_of_rank)) == {"racks 3+1": 4, "racks 6+2": 8}[kind]
+    assert len(job.slow_pairs) == {"racks 3+1": 3, "racks 6+2": 12}[kind]
+    assert tallied(kind, ranks=(16,), most=2)["others"] <= 1, "without tiers, each job has some"
+
+
 def test_the_table_keeps_seen_and_unseen_apart():
     rows = [tally(case, 0, 1) for case in cases(["steady", "diurnal"], [4], ["clean"])]
     assert [(row["families"], row["jobs"]) for row in summary(rows)] == [("seen", 4), ("unseen", 4)]

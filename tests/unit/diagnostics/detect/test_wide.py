@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 from eprt.diagnostics import Report
+from eprt.diagnostics.detect.chance import Chance
+from eprt.diagnostics.detect.topology import LinkTopology
+from eprt.diagnostics.detect.wide import find_wide
 from eprt.diagnostics.windows.baseline import Baseline
 
 from benchmarks.diagnosis.serving_job import ServingFault, ServingJob, play_records
@@ -72,6 +75,17 @@ def test_more_tokens_are_load_and_no_fault():
     found = report(FOUR_NODES, ServingFault("job", 3.0)).matrices
     found.recv_tokens_WNN[4:] *= 3
     assert Report.from_matrices(found).findings == ()
+
+
+def test_noise_that_stays_on_a_few_links_is_no_slow_path():
+    nodes = tuple(np.repeat(np.arange(8), 2).tolist())  # four links from one node to another
+    for seed in (5, 22):
+        job = ServingJob(16, "autoregressive", seed, node_of_rank=nodes)
+        found = Report.of_records(play_records(job))
+        topology = LinkTopology.from_nodes(found.matrices.node_of_rank_N)
+        links = Chance.from_links(found.outliers.links()[1])
+        assert find_wide(found.matrices, topology), "if it did not stay, it would be one"
+        assert find_wide(found.matrices, topology, links=links) == [] and found.findings == ()
 
 
 @pytest.mark.parametrize(
