@@ -7,12 +7,14 @@ else a sample of every tensor, since a large checkpoint takes minutes to read. L
 import hashlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 
 import msgspec
+
+import eprt
 
 _WHOLE_BYTES = 256 << 20  # of all files; they are read whole
 _SAMPLE_BYTES = 4096  # of each tensor, from its middle: a table may begin with rows that nobody trains
@@ -44,6 +46,21 @@ def begin_fingerprint(model_dir: str) -> "Future[str]":
 
     Thread(target=read, name="eprt-fingerprint", daemon=True).start()
     return done
+
+
+def why_not_alike(version: str, model: str | None, model_dir: str, known: Callable[[], str]) -> str | None:
+    """Why what asks to join cannot compute with this server.
+
+    version: of its eprt.
+    model: its fingerprint; None: it takes the server's model, or does not know yet.
+    model_dir: the server's.
+    known: gives the fingerprint of what the server has loaded, "" where it is not known; may wait.
+    """
+    if version != eprt.__version__:
+        return f"the server runs eprt {eprt.__version__}, this is eprt {version}"
+    if model is not None and known() not in ("", model):
+        return f"another model than the server's ({model_dir}): config.json or the weight files differ"
+    return None
 
 
 def _content(path: Path, whole: bool) -> str:

@@ -16,10 +16,9 @@ from dataclasses import replace
 
 import msgspec
 
-import eprt
 from eprt import env
 from eprt.serve.errors import ApiError
-from eprt.serve.fingerprint import begin_fingerprint
+from eprt.serve.fingerprint import begin_fingerprint, why_not_alike
 from eprt.serve.options import FrontendConfig, InstanceName, OptionError, RankConfig, ServeOptions
 
 NEEDED = "this server takes instances of its own host only; start it with --join-address HOST:PORT to take others"
@@ -63,11 +62,9 @@ class FarJoins:
     async def invite(self, request: FarJoinRequest, taken: Collection[str]) -> FarJoinAnswer:
         """What the instance is to be. taken: names of others. ApiError 409 where it does not fit."""
         mine = await asyncio.wrap_future(self._fingerprint)
-        if request.version != eprt.__version__:
-            raise _refused(f"the server runs eprt {eprt.__version__}, that is eprt {request.version}")
-        if mine and request.model not in (None, mine):
-            model = self._options.engine.model_dir
-            raise _refused(f"another model than the server's ({model}): config.json or the weight files differ")
+        model_dir = self._options.engine.model_dir
+        if why := why_not_alike(request.version, request.model, model_dir, lambda: mine):
+            raise _refused(why)
         name = self._free_name(request, taken)
         config = RankConfig(
             _without_secrets(self._options),

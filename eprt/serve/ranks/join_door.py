@@ -22,8 +22,8 @@ from typing import TypeVar
 
 import msgspec
 
-import eprt
 from eprt.serve.errors import print_line
+from eprt.serve.fingerprint import why_not_alike
 from eprt.serve.options import RankConfig
 from eprt.serve.ranks.instance_slots import InstanceSlots
 from eprt.serve.ranks.slots import AdoptedProcess, RankSlots
@@ -185,9 +185,5 @@ class JoinDoor:
 
     def _difference(self, request: JoinRequest, config: RankConfig) -> str | None:
         """Why its ranks cannot compute with the server's."""
-        if request.version != eprt.__version__:
-            return f"the server runs eprt {eprt.__version__}, this is eprt {request.version}"
-        if request.model is not None and self._fingerprint() not in ("", request.model):
-            model = config.options.engine.model_dir
-            return f"another model than the server's ({model}): config.json or the weights differ"
-        return None
+        model_dir = config.options.engine.model_dir
+        return why_not_alike(request.version, request.model, model_dir, self._fingerprint)

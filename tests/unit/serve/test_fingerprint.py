@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import eprt
 from eprt.serve import fingerprint as module
-from eprt.serve.fingerprint import begin_fingerprint, fingerprint
+from eprt.serve.fingerprint import begin_fingerprint, fingerprint, why_not_alike
 from tests.unit.cases import MODEL
 
 
@@ -95,3 +96,15 @@ def test_a_directory_that_cannot_be_read_has_none(tmp_path):
     with pytest.raises(OSError):
         fingerprint(str(tmp_path / "nowhere"))
     assert begin_fingerprint(str(tmp_path / "nowhere")).result() == ""
+
+
+def test_who_asks_to_join_must_have_the_version_and_the_model():
+    def never() -> str:
+        raise AssertionError("waits for the server's fingerprint, which nobody needs")
+
+    assert why_not_alike(eprt.__version__, None, "/model", never) is None
+    words = f"the server runs eprt {eprt.__version__}, this is eprt 0.0"
+    assert why_not_alike("0.0", "abc", "/model", never) == words
+    assert why_not_alike(eprt.__version__, "abc", "/model", lambda: "abc") is None
+    assert why_not_alike(eprt.__version__, "abc", "/model", lambda: "") is None, "not known"
+    assert "server's (/model)" in (why_not_alike(eprt.__version__, "abc", "/model", lambda: "def") or "")

@@ -50,7 +50,7 @@ def test_a_given_address_is_told():
 @pytest.mark.parametrize(
     "other, words",
     [
-        ({"version": "0.0"}, f"the server runs eprt {eprt.__version__}, that is eprt 0.0"),
+        ({"version": "0.0"}, f"the server runs eprt {eprt.__version__}, this is eprt 0.0"),
         ({"model": "abc"}, f"another model than the server's .{MODEL}."),
     ],
 )
