@@ -14,6 +14,9 @@ import tokenizers
 
 from eprt.models.config_file import ConfigFile
 
+_MOST_TOKENS = 10_000_000  # some forty times as many as any model has
+_LONGEST_ERROR = 400  # characters
+
 
 class Tokenizer:
     """One checkpoint's tokenizer."""
@@ -23,17 +26,25 @@ class Tokenizer:
         path = model_dir / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file; the tokenizers library needs it")
+        _check_ids(path)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"{path}: {error}") from None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain Exception; where it panics, not even that
+            raise ValueError(f"{path}: {str(error)[:_LONGEST_ERROR]}") from None
         # Some checkpoints keep these settings from training; transformers ignores them too.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.config: dict[str, Any] = _read_json(model_dir / "tokenizer_config.json")
         # name ("bos_token", ...) -> text, as chat templates expect them
-        self.special_tokens = _special_tokens(self.config, _read_json(model_dir / "special_tokens_map.json"))
-        self._add_declared_tokens()
+        more = _read_json(model_dir / "special_tokens_map.json")
+        try:
+            self.special_tokens = _special_tokens(self.config, more)
+            self._add_declared_tokens()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            where = model_dir / "tokenizer_config.json"
+            raise ValueError(f"{where}: its tokens are not written as transformers does: {error!r:.200}") from None
         self._spec: dict[str, Any] = json.loads(self._tokenizer.to_str())
         decoder = self._spec.get("decoder") or {}
         decoder_kinds = [part["type"] for part in decoder.get("decoders", [decoder]) if part]
@@ -137,6 +148,17 @@ class Tokenizer:
         if self._has_byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
         return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+
+def _check_ids(path: Path) -> None:
+    """ValueError for an id beyond all measure: the library would allocate memory for all ids below it."""
+    file = ConfigFile(path)
+    vocab = file.section("model").fields.get("vocab")
+    ids = list(vocab.values()) if isinstance(vocab, dict) else []
+    ids += [token.get("id") for token in file.take("added_tokens", list, []) if isinstance(token, dict)]
+    largest = max((token_id for token_id in ids if isinstance(token_id, int)), default=0)
+    if largest >= _MOST_TOKENS:
+        raise ValueError(f"{path}: token id {str(largest)[:30]}: must be below {_MOST_TOKENS}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

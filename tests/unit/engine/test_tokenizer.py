@@ -1,13 +1,16 @@
 """Tokenizer: ids and text as in the tokenizers library and in transformers; what a long text costs."""
 
+import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HfTokenizer
 
 from eprt.engine.tokenizer import Tokenizer
+from tests.paths import DEMO
 from tests.unit.engine.tokenizer_cases import (
     BOS,
     CORPUS,
@@ -68,6 +71,36 @@ def test_broken_directories_are_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{]")
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         Tokenizer(tmp_path)
+
+
+def changed(directory, name: str, change) -> None:
+    """A copy of the demo model's tokenizer in which one file is changed."""
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        content = json.loads((Path(DEMO) / file).read_text())
+        if file == name:
+            change(content)
+        (directory / file).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("tokenizer.json", lambda c: c["model"]["vocab"].update({"#": 1 << 31}), "token id 2147483648: must be below"),
+        ("tokenizer.json", lambda c: c["added_tokens"][0].update(id=10**30), r"token id 10+: must be below"),
+        ("tokenizer.json", lambda c: c.update(model=3), "model=3 has the wrong type"),
+        ("tokenizer.json", lambda c: c.update(pre_tokenizer="x" * 10_000), r"tokenizer\.json"),
+        ("tokenizer.json", lambda c: c["model"].update(continuing_subword_prefix="x" * 30), "range end"),  # a panic
+        ("tokenizer_config.json", lambda c: c.update(added_tokens_decoder=1e308), "not written as transformers does"),
+        ("tokenizer_config.json", lambda c: c.update(added_tokens_decoder={"1": [1]}), "not written as"),
+        ("tokenizer_config.json", lambda c: c.update(added_tokens_decoder={"x": {}}), "not written as"),
+        ("tokenizer_config.json", lambda c: c.update(extra_special_tokens=[[1]]), "not written as"),
+    ],
+)
+def test_wrong_fields_are_refused_in_a_short_line(name, change, words, tmp_path):
+    changed(tmp_path, name, change)
+    with pytest.raises(ValueError, match=words) as caught:
+        Tokenizer(tmp_path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
 def test_no_text_has_fewer_tokens_than_its_length_says(tmp_path):
