@@ -150,7 +150,9 @@ class Api:
                     job = await asyncio.to_thread(face.prepare, self._preparer, parsed, request_id, limits)
             job = job.with_tier(self._tiers, request.scope["eprt.key_tier"])
             if job.form is not None:
-                await self._preparer.forms.require(job.form)
+                check = self._preparer.forms.require(job.form)
+                # A check may wait behind others, which take seconds each.
+                await unless_disconnected(check, request.receive)
             generation = self._pool.submit(job.sequences, job.cache_key, job.tier)
         except ApiError as error:
             self._pool.metrics.observe_request(face.endpoint, error.code, started_s)

@@ -75,7 +75,8 @@ class Forms:
         return form
 
     async def require(self, form: RequestedForm) -> None:
-        """ApiError 400, saying where and why, for a form that cannot be enforced; 503 where too many wait for that."""
+        """ApiError 400, saying where and why, for a form that cannot be enforced; 503 where too many wait for that.
+        Cancelled, it leaves no work behind that has not begun."""
         assert self._checker is not None, "without a tokenizer no form is asked for"
         known = self._checker.find(form.outputs)
         if known == "":

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from starlette.requests import ClientDisconnect
 
 from eprt.engine.grammars import Grammars
 from eprt.engine.structured_outputs import StructuredOutputs
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError
+from eprt.serve.http.responses import unless_disconnected
 from eprt.serve.openai import forms as forms_module
 from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.forms import Forms, RequestedForm
@@ -280,3 +282,41 @@ def test_no_more_requests_wait_for_the_check_of_their_forms_than_can_have_it(tok
     assert isinstance(third, ApiError) and (third.status, third.code) == (503, "too_many_forms")
     assert third.retry_after_s and "2 other requests wait" in third.message
     assert [getattr(error, "status", None) for error in again] == [None, 400, None]
+
+
+def test_a_request_whose_client_leaves_waits_no_longer(tokenizer, monkeypatch):
+    forms, goes_on, checked = Forms(tokenizer, ModelFormats()), threading.Event(), []
+
+    class SlowChecker:
+        def find(self, outputs: StructuredOutputs) -> str | None:
+            return None
+
+        def why_refused(self, outputs: StructuredOutputs) -> str:
+            checked.append(outputs.regex)
+            assert goes_on.wait(30)
+            return ""
+
+    monkeypatch.setattr(forms, "_checker", SlowChecker())
+
+    async def never() -> dict[str, str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def leaves() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    def ask(i: int, receive):
+        return unless_disconnected(forms.require(RequestedForm("regex", StructuredOutputs(regex=str(i)))), receive)
+
+    async def run() -> None:
+        busy = [asyncio.create_task(ask(i, never)) for i in range(2)]
+        while len(checked) < 2:
+            await asyncio.sleep(0.001)
+        gone = await asyncio.gather(*(ask(i, leaves) for i in range(2, 80)), return_exceptions=True)
+        assert all(isinstance(error, ClientDisconnect) for error in gone if not isinstance(error, ApiError))
+        last = asyncio.create_task(ask(80, never))
+        goes_on.set()
+        await asyncio.gather(*busy, last)
+
+    asyncio.run(run())
+    assert sorted(checked) == ["0", "1", "80"]
