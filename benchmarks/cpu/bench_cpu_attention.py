@@ -11,12 +11,13 @@ width of the keys, which makes its attention up to four times as fast as without
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.report import RESULTS, BenchmarkReport
 from benchmarks.tools.timing import measure
 from eprt.ops import attention, native
 from eprt.ops.attention import PagedContext
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     native.load()
@@ -144,7 +146,7 @@ def main() -> None:
                 run(report, "decode", AttentionProblem.random(heads, batch, context, 1, dtype), arguments.samples)
         for prefix in (0, 512, 2048):
             run(report, "extend", AttentionProblem.random(heads, 1, prefix + CHUNK, CHUNK, dtype), arguments.samples)
-    report.finish()
+    report.finish(arguments.out)
 
 
 if __name__ == "__main__":
