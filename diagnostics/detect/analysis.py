@@ -112,7 +112,7 @@ def analyse_matrices(
     kept, echoed = _without_echoes(kept, yardstick)
     if method == "robust":
         kept = fold(without_small_echoes(kept), node_N)
-        links = Chance.from_links(outliers.links()[1])
+        links = Chance.from_links(outliers.links()[1]) if matrices.num_ranks > 1 else None
         wide = find_wide(matrices, topology, baseline, links)
         kept += [s for s in wide if not any(s.is_seen_as(other) for other in kept)]
         is_slower = lambda s: WideEvidence.gather(yardstick, s, baseline).compute_ratio >= HIGH_COMPUTE  # noqa: E731
