@@ -9,7 +9,6 @@ s // (P / G). Does not know how bytes travel (eprt/ep/migration/migrator.py does
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ def schedule_rounds(
     used: list[np.ndarray] = []
     for layer in np.nonzero((current_LP != target_LP).any(1))[0].tolist():
         first = 0
-        for row, arrivals_G in _layer_steps(current_LP[layer], target_LP[layer], num_gpus):
+        for row, arrivals_G in _layer_steps(current_LP[layer], target_LP[layer], node_of_gpu):
             while first < len(packed) and (used[first] + arrivals_G > spare).any():
                 first += 1
             if first == len(packed):
@@ -114,12 +113,14 @@ def _by_gpu(row_P: Row, num_gpus: int) -> list[list[int]]:
 # -- one layer: small steps, each from a valid row to a valid row ------------------------------------------------------
 
 
-def _layer_steps(old_P: np.ndarray, new_P: np.ndarray, num_gpus: int) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+def _layer_steps(
+    old_P: np.ndarray, new_P: np.ndarray, node_of_gpu: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     """(row after the step, arrivals per GPU). A step brings at most one expert to a GPU; the last row is new_P."""
-    layer = _LayerInTransit(old_P, new_P, num_gpus)
+    layer = _LayerInTransit(old_P, new_P, node_of_gpu)
     target = tuple(int(e) for e in new_P)
     if not any(layer.pending):
-        yield target, np.zeros(num_gpus, dtype=np.int64)
+        yield target, np.zeros(len(node_of_gpu), dtype=np.int64)
     while any(layer.pending):
         arrivals_G = layer.next_step()
         yield (tuple(layer.row()) if any(layer.pending) else target), arrivals_G
@@ -128,53 +129,64 @@ def _layer_steps(old_P: np.ndarray, new_P: np.ndarray, num_gpus: int) -> Iterato
 class _LayerInTransit:
     """One layer between two placements. The slot of an expert inside its GPU does not matter before the last step."""
 
-    def __init__(self, old_P: np.ndarray, new_P: np.ndarray, num_gpus: int):
-        self.slots = _by_gpu(old_P, num_gpus)
-        self.wanted = [set(row) - {EMPTY} for row in _by_gpu(new_P, num_gpus)]
+    def __init__(self, old_P: np.ndarray, new_P: np.ndarray, node_of_gpu: Sequence[int]):
+        self.slots = _by_gpu(old_P, len(node_of_gpu))
+        self.wanted = [set(row) - {EMPTY} for row in _by_gpu(new_P, len(node_of_gpu))]
         self.pending = [sorted(want - set(have)) for want, have in zip(self.wanted, self.slots)]
-        self.copies = Counter(e for row in self.slots for e in set(row) - {EMPTY})  # how many GPUs hold each expert
+        self.node_of_gpu = node_of_gpu
+        # How many GPUs hold each expert, and how many of each node; and how many of each node wait for it.
+        self.copies = Counter(e for row in self.slots for e in set(row) - {EMPTY})
+        self.on_node = Counter((n, e) for n, row in zip(node_of_gpu, self.slots) for e in set(row) - {EMPTY})
+        self.awaited = Counter((n, e) for n, waiting in zip(node_of_gpu, self.pending) for e in waiting)
 
     def row(self) -> list[int]:
         return [expert for row in self.slots for expert in row]
 
     def next_step(self) -> np.ndarray:
         """Moves one expert to a free slot, or the experts of a cycle if there is none. Returns the arrivals per GPU."""
-        moves: list[tuple[int, int, int]] = []  # gpu, slot, arriving expert
-        for gpu, waiting in enumerate(self.pending):
-            slot = self._free_slot(gpu) if waiting else None
-            if slot is not None:
-                moves = [(gpu, slot, waiting[0])]
-                break
-        else:
-            moves = self._cycle()
         arrivals_G = np.zeros(len(self.slots), dtype=np.int64)
-        for gpu, slot, expert in moves:
-            replaced = self.slots[gpu][slot]
+        for gpu, slot, expert in self._into_free_slot() or self._cycle():
+            node, replaced = self.node_of_gpu[gpu], self.slots[gpu][slot]
             self.slots[gpu][slot] = expert
             self.pending[gpu].remove(expert)
+            self.awaited[node, expert] -= 1
             self.copies[expert] += 1
+            self.on_node[node, expert] += 1
             if replaced != EMPTY and replaced not in self.slots[gpu]:
                 self.copies[replaced] -= 1
+                self.on_node[node, replaced] -= 1
             arrivals_G[gpu] += 1
         return arrivals_G
 
-    def _free_slot(self, gpu: int) -> int | None:
-        """A slot that is empty, holds a second copy on the GPU, or an expert that the GPU drops and others hold."""
-        row = self.slots[gpu]
-        unused = (slot for slot, expert in enumerate(row) if expert == EMPTY or row.count(expert) > 1)
-        dropped = (s for s, expert in enumerate(row) if expert not in self.wanted[gpu] and self.copies[expert] > 1)
-        return next(chain(unused, dropped), None)
+    def _into_free_slot(self) -> list[tuple[int, int, int]]:
+        """A move (gpu, slot, arriving expert), if there is one."""
+        for gpu, waiting in enumerate(self.pending):
+            for slot in range(len(self.slots[gpu])) if waiting else ():
+                if self._is_free(gpu, slot):
+                    return [(gpu, slot, waiting[0])]
+        return []
+
+    def _is_free(self, gpu: int, slot: int) -> bool:
+        """Whether nobody misses the slot's expert: neither its GPU, nor everybody, nor a GPU of its node that waits for
+        it and would then have it from another node."""
+        expert, node = self.slots[gpu][slot], self.node_of_gpu[gpu]
+        if expert == EMPTY or self.slots[gpu].count(expert) > 1:
+            return True
+        if expert in self.wanted[gpu] or self.copies[expert] == 1:
+            return False
+        return self.on_node[node, expert] > 1 or not self.awaited[node, expert]
 
     def _cycle(self) -> list[tuple[int, int, int]]:
-        """Moves (gpu, slot, arriving expert) around a cycle of GPUs without a free slot. All experts that such GPUs
-        drop are last copies, so another GPU waits for each of them. Following them from GPU to GPU closes a cycle."""
+        """Moves (gpu, slot, arriving expert) around a cycle of GPUs without a free slot. Whatever such a GPU drops,
+        another one waits for: one of its node where it can be. Following them from GPU to GPU closes a cycle."""
         gpu = next(g for g, waiting in enumerate(self.pending) if waiting)
         path: list[tuple[int, int]] = []  # gpu, slot of the expert that it drops
         while gpu not in [g for g, _ in path]:
             slot = next(s for s, expert in enumerate(self.slots[gpu]) if expert not in self.wanted[gpu])
             path.append((gpu, slot))
-            dropped = self.slots[gpu][slot]
-            gpu = next(g for g, waiting in enumerate(self.pending) if dropped in waiting)
+            dropped, node = self.slots[gpu][slot], self.node_of_gpu[gpu]
+            waiting = [g for g, experts in enumerate(self.pending) if dropped in experts]
+            gpu = next((g for g in waiting if self.node_of_gpu[g] == node), waiting[0])
         cycle = path[[g for g, _ in path].index(gpu) :]
         dropped_by = [self.slots[g][slot] for g, slot in cycle]
         return [(g, slot, dropped_by[i - 1]) for i, (g, slot) in enumerate(cycle)]

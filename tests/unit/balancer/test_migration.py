@@ -37,7 +37,21 @@ def check(current_LP, target_LP, node_of_gpu, spare):
             state_LP[layer] = row
         assert all(set(range(num_experts)) <= set(row) for row in state_LP)
     assert np.array_equal(state_LP, target_LP)
+    assert count_moves(rounds, node_of_gpu)["network"] == len(entries(current_LP, target_LP, node_of_gpu))
     return rounds
+
+
+def entries(current_LP, target_LP, node_of_gpu) -> set[tuple[int, int, int]]:
+    """(layer, expert, node) wherever a node gets an expert that none of its GPUs holds: what must cross, once."""
+    held, wanted = (
+        {
+            (layer, int(e), node_of_gpu[gpu])
+            for (layer, gpu, _), e in np.ndenumerate(rows.reshape(len(rows), len(node_of_gpu), -1))
+            if e >= 0
+        }
+        for rows in (current_LP, target_LP)
+    )
+    return wanted - held
 
 
 def test_random_placements():
@@ -70,6 +84,14 @@ def test_an_expert_enters_a_node_once():
     target = np.array([[0, -1, 1, 0, 2, 0, 3, 0]])
     rounds = check(current, target, [0, 0, 1, 1], spare=2)
     assert count_moves(rounds, [0, 0, 1, 1]) == {"local": 1, "network": 1, "fan_out": 1}
+
+
+def test_what_a_node_holds_does_not_cross_again():
+    """Expert 4 changes GPUs inside node 1, and node 0 has it, too: its GPU in node 1 must not drop it before the other
+    one has it. Only expert 0 crosses."""
+    current, target = np.array([[4, 1, 3, 0, 1, 4, 2, 3]]), np.array([[1, 4, 3, 0, 1, 2, 0, 4]])
+    rounds = check(current, target, [0, 0, 1, 1], spare=1)
+    assert count_moves(rounds, [0, 0, 1, 1])["network"] == 1
 
 
 def test_layers_share_rounds():
