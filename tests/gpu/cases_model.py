@@ -32,6 +32,8 @@ def generate(group: EPGroup, device: str, **options) -> list:
         if device == "cuda" and options.get("graph_sizes") != () and can_record(model):
             check_replays(llm.engine)
         if group.size == 1 and not options.get("num_speculative_tokens"):
+            if device == "cuda":
+                torch.cuda.synchronize()  # counters are the present ones only where the GPU is idle (gpu/readback.py)
             computed = stats.num_prompt_tokens - stats.num_cached_tokens + stats.num_generated_tokens - len(TEXTS)
             assert llm.engine.recorder.tokens_PLE.sum() == computed * 4 * 3, "choices counted"
             assert sum(map(sum, model.expert_load())) == computed * 4 * 3, "rows counted"
