@@ -5,7 +5,7 @@ Knows the record's columns, and of tests the first line that their files say of 
 
 import ast
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,14 @@ def _count(group: Sequence[Mapping[str, Any]], outcome: str) -> int:
 
 
 def _failed(group: Sequence[Mapping[str, Any]]) -> str:
-    wrong = [row["test"] for row in group if row["outcome"] not in ("passed", "skipped")]
-    names = [f"`{test.partition('::')[2] or test}`" for test in wrong]
+    """Those that failed; behind them those that were under way when the run was stopped."""
+    wrong = _named(row for row in group if row["outcome"] not in ("passed", "skipped", "stopped"))
+    stopped = _named(row for row in group if row["outcome"] == "stopped")
+    return f"{wrong}; stopped: {stopped}" if stopped != "0" else wrong
+
+
+def _named(rows: Iterable[Mapping[str, Any]]) -> str:
+    names = [f"`{row['test'].partition('::')[2] or row['test']}`" for row in rows]
     return f"{len(names)}: {', '.join(names)}" if names else "0"
 
 

@@ -68,6 +68,6 @@ def test_each_file_and_half_has_a_row(tmp_path):
     assert lines[0] == "| file | what | half | passed | failed | skipped | seconds |"
     assert lines[2:] == [
         "| `test_a.py` | Kernels / of a GPU | quick | 1 | 0 | 2: needs 4 / GPUs | 10 |",
-        "| `test_a.py` | Kernels / of a GPU | long | 0 | 2: `test_z`, `test_w` | 0 | 4 |",
+        "| `test_a.py` | Kernels / of a GPU | long | 0 | 1: `test_z`; stopped: 1: `test_w` | 0 | 4 |",
         "| `test_gone.py` | (gone) | quick | 0 | 1: `test_gone.py` | 0 | 0 |",
     ]
