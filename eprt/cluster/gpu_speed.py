@@ -59,14 +59,14 @@ H200 = GpuSpeed(
     linear_GBps=2980.0,  # gpu_layers_h200: fp8 7168 x 16384, 32 rows, 0.671 of 4446
     expert_tflops=598.0,  # gpu_layers_h200: experts fp8, 512 rows
     linear_tflops=1090.0,  # gpu_layers_h200: fp8 7168 x 16384, 4096 rows
-    attention_GBps=2750.0,  # latent_attention_h200: 128 requests of 4096, which are bound by computing
-    attention_tflops=665.0,  # latent_attention_h200: 128 requests of 4096
+    attention_GBps=2845.0,  # latent_attention_h200: 128 requests of 4096, which are bound by computing
+    attention_tflops=688.0,  # latent_attention_h200: 128 requests of 4096
     prompt_tflops=838.0,  # layer_prefill_2gpu: a layer over 8192 tokens in 12.4 ms, its exchange apart
     dispatch=Leg(11.2, 216.0),  # ep_low_latency_2gpu, _4gpu: 128 tokens
     combine=Leg(13.7, 268.0),
     normal_dispatch_GBps=247.0,  # ep_normal_4gpu: 4096 tokens in 333 us
     normal_combine_GBps=321.0,  # the same in 496 us
-    other_us_per_request=0.95,  # makes the step of generation_61x64_2gpu at 128 requests right
+    other_us_per_request=1.0,  # makes the step of generation_61x64_2gpu at 128 requests right
 )
 H800 = replace(
     H200,

@@ -58,8 +58,8 @@ def decode_step(
     half = -(-work.requests // 2)
     halves = 2 * _compute_us(layout, model, num_ranks, slots_per_rank, work, half)
     halves_sent = 2 * model.num_moe_layers * low_latency(layout, model, num_ranks, half)[0].both_us
-    step = min(compute + sent, max(halves, halves_sent))
-    return DecodeStep(compute * 1e-3, sent * 1e-3, step * 1e-3, exchange)
+    compute_ms, sent_ms = compute * 1e-3, sent * 1e-3
+    return DecodeStep(compute_ms, sent_ms, min(compute_ms + sent_ms, max(halves, halves_sent) * 1e-3), exchange)
 
 
 def _compute_us(
