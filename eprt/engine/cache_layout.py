@@ -47,8 +47,8 @@ class CacheLayout:
         return HybridCacheLayout(HybridLayout(model, ratios, dtype, drafts))
 
     def allocate(self, num_pages: int, device: torch.device, readable: CachePages | None = None) -> Sequence[Any]:
-        """Each layer's part of the pages. MemoryError where the device has no room for them. readable: gets them as its
-        parts, where other instances could go on with pages alone."""
+        """Each layer's part of the pages. MemoryError where the device has no room for them. readable: gets a CPU's as
+        its parts."""
         raise NotImplementedError
 
     def allocate_together(
@@ -118,7 +118,8 @@ class HybridCacheLayout(CacheLayout):
         self.num_tail, self.num_bookmark = hybrid.tail.num_pages, hybrid.bookmark.num_pages
 
     def allocate(self, num_pages: int, device: torch.device, readable: CachePages | None = None) -> Sequence[Any]:
-        return self.hybrid.layers(_zeros((num_pages, self.page_bytes), torch.uint8, device))
+        memory_LPB = _zeros((1, num_pages, self.page_bytes), torch.uint8, device, readable)  # one piece for all layers
+        return self.hybrid.layers(memory_LPB[0])
 
 
 def allocate_kv_cache(

@@ -386,7 +386,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raises RuntimeError naming the page, row or request that is not accounted for exactly."""
-        self.scheduler.check_integrity(self.handoff.arriving_pages())
+        self.scheduler.check_integrity(self.handoff.arriving_requests())
 
     def close(self) -> None:
         """Frees what the engine made, the model included if it loaded it. Collective. The group stays its owner's."""

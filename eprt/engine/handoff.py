@@ -3,7 +3,8 @@
 Where a request is handed over (Request.hands_over), it is computed up to its next token, which its client has at once;
 then its pages are held, and their checksums taken. The other instance offers it to one of its ranks. There it waits for
 pages, as a new request would; shares those that the prefix cache has; pulls the others, in all layers; and checks them.
-Only then does the prefix cache know them, and the request decodes from its next token on.
+Only then does the prefix cache know them, and the request decodes from its next token on. Where pages of tokens are not
+all there is (kv_cache.py: tails, bookmarks), the tail always comes along, and the last bookmark where it is lacking.
 
     held       what a request that was handed over keeps here, until drop_request()
     offered    waits here for pages
@@ -33,7 +34,7 @@ class _Arrival:
 
     request: Request
     held: HeldPages
-    num_known: int = 0  # pages of its own prefix cache, which it shares
+    num_pulled: int = 0  # pages that it gets from the other side; the prefix cache here has the others
     pulled: Future[str] | None = None  # its error, "" for none; None: offered only
     told: bool = False  # that the pages have arrived
     dropped: bool = False
@@ -96,14 +97,20 @@ class Handoff:
     def offer_request(self, request: Request, held: HeldPages) -> None:
         """A request that goes on here. Its last token is the first that its pages lack. ValueError where its id is in
         use, or the pages are not as this rank's are."""
-        num_pages = -(-(len(request.tokens_L) - 1) // self._pool.page_size)
+        pool, num_tokens = self._pool, len(request.tokens_L) - 1
+        num_pages = pool.num_needed(num_tokens) - pool.num_tail
         if request.request_id in self._arrivals:
             raise ValueError(f"request id {request.request_id!r} is about to arrive already")
         mine = self.require_cache().source
         if not mine.fits(held.source):
             raise ValueError(f"pages of {held.source.parts} do not fit into {mine.parts}")
-        if not num_pages == len(held.pages) == len(held.checksums):
+        if len(held.pages) != num_pages or len(held.checksums) != len(held.all_pages):
             raise ValueError(f"{len(held.pages)} pages are held, the request has {num_pages}")
+        if len(held.tail) != pool.num_tail or len(held.bookmark) not in (0, pool.num_bookmark):
+            raise ValueError(
+                f"{len(held.tail)} + {len(held.bookmark)} pages besides those of tokens are held, requests have "
+                f"{pool.num_tail} + {pool.num_bookmark} here: nothing can go on from them"
+            )
         self._arrivals[request.request_id] = _Arrival(request, held)
 
     def start_request(self, request_id: str) -> bool:
@@ -128,7 +135,7 @@ class Handoff:
             if arrival.pulled is None and not self._begin_pull(arrival):
                 break
         for request in self._scheduler.transit.take_newly_held():
-            summed = self._submit(self._sum_pages, list(request.pages))
+            summed = self._submit(self._sum_pages, _all_pages(request))
             self._summed[request.request_id] = request, summed
         return events + self._take_summed()
 
@@ -138,25 +145,22 @@ class Handoff:
             if summed.done():
                 del self._summed[request_id]
                 if self._scheduler.transit.held.get(request_id) is request:
-                    held = HeldPages(self.require_cache().source, request.pages, summed.result())
+                    pages = request.pages, summed.result(), request.tail, _bookmark(request)
+                    held = HeldPages(self.require_cache().source, *pages)
                     events.append(HandoffEvent(request_id, held))
         return events
 
     def _begin_pull(self, arrival: _Arrival) -> bool:
         """Gives the request its pages, if there is room: as for a new request, one page per request stays available."""
-        request, pool, scheduler = arrival.request, self._pool, self._scheduler
+        request, held, scheduler = arrival.request, arrival.held, self._scheduler
         num_others = len(scheduler.running) + len(scheduler.transit.arrived)
         num_others += sum(other.pulled is not None for other in self._arrivals.values())
-        known, node = pool.match_prefix(request.tokens_L, len(request.tokens_L) - 1)
-        num_new = len(arrival.held.pages) - len(known)
         has_row = num_others < scheduler.max_running
-        if not has_row or pool.num_available - pool.num_cached(known) - num_new < num_others:
+        if not has_row or not scheduler.pages.make_room(request, bool(held.bookmark), num_others):
             return False
-        pool.acquire(known)
-        request.pages = known + [pool.allocate() for _ in range(num_new)]
-        request.prefix_node, request.num_registered = node, len(known)
-        arrival.num_known = len(known)
-        arrival.pulled = self._submit(self._prepare_arrival, request, arrival.held, list(request.pages), len(known))
+        to_pages, num_known = _all_pages(request), request.num_registered
+        arrival.num_pulled = len(to_pages) - num_known
+        arrival.pulled = self._submit(self._prepare_arrival, request, held, to_pages, num_known)
         return True
 
     def _settle(self, request_id: str) -> HandoffEvent | None:
@@ -167,14 +171,13 @@ class Handoff:
         error = arrival.pulled.result()
         if arrival.dropped or error:
             del self._arrivals[request_id]
-            self._pool.release(arrival.request.pages)
+            self._scheduler.pages.release(arrival.request)
             return None if arrival.dropped else HandoffEvent(request_id, error=error)
         if arrival.told:
             return None
         arrival.told = True
-        num_pulled = len(arrival.request.pages) - arrival.num_known
-        self.num_pulled_pages += num_pulled
-        return HandoffEvent(request_id, num_pulled=num_pulled)
+        self.num_pulled_pages += arrival.num_pulled
+        return HandoffEvent(request_id, num_pulled=arrival.num_pulled)
 
     # -- in the thread --
 
@@ -199,12 +202,13 @@ class Handoff:
         return ""
 
     def _pull_pages(self, held: HeldPages, to_pages: Sequence[int], num_known: int) -> None:
-        """All pages but the first num_known. OSError or ValueError where they are not what the other side held."""
-        cache, source = self.require_cache(), held.source
+        """All pages but the first num_known, and of the last ones as many as there is room for. OSError or ValueError
+        where they are not what the other side held."""
+        cache, source, pulled = self.require_cache(), held.source, slice(num_known, len(to_pages))
         if source.owner not in self._readers:
             self._readers[source.owner] = open_reader(source)
-        self._readers[source.owner].read_pages(held.pages[num_known:], cache.bytes_LPB, to_pages[num_known:])
-        for page, checksum in zip(to_pages[num_known:], held.checksums[num_known:]):
+        self._readers[source.owner].read_pages(held.all_pages[pulled], cache.bytes_LPB, to_pages[pulled])
+        for page, checksum in zip(to_pages[pulled], held.checksums[pulled], strict=True):
             if cache.checksum(page) != checksum:
                 raise ValueError(f"a page of process {source.pid} arrived damaged: its checksum is another one")
 
@@ -214,14 +218,24 @@ class Handoff:
 
     # -- inspection --
 
-    def arriving_pages(self) -> list[list[int]]:
-        """Pages that requests own which the scheduler does not know yet."""
-        return [arrival.request.pages for arrival in self._arrivals.values() if arrival.pulled is not None]
+    def arriving_requests(self) -> list[Request]:
+        """Those that own pages and that the scheduler does not know yet."""
+        return [arrival.request for arrival in self._arrivals.values() if arrival.pulled is not None]
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
         for owner in list(self._readers):
             self._close_reader(owner)
+
+
+def _bookmark(request: Request) -> list[int]:
+    """Of a request on its way: it has one at most."""
+    return [page for pages in request.bookmarks.values() for page in pages]
+
+
+def _all_pages(request: Request) -> list[int]:
+    """In the order of HeldPages.all_pages."""
+    return [*request.pages, *request.tail, *_bookmark(request)]
 
 
 def _wake_nobody() -> None:

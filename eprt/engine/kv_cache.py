@@ -79,9 +79,10 @@ class PagePool:
     def num_owned(self) -> int:
         return self.num_pages - self.num_available
 
-    def match_prefix(self, tokens_L: np.ndarray, max_tokens: int) -> tuple[list[int], int]:
+    def match_prefix(self, tokens_L: np.ndarray, max_tokens: int, has_tail: bool = False) -> tuple[list[int], int]:
         """The longest known chain of full pages, covering at most max_tokens of tokens_L (int32), that a request can go
-        on from, and its last node. num_next more tokens must follow. Takes no ownership: acquire() does."""
+        on from, and its last node. num_next more tokens must follow. has_tail: the request needs no bookmark. Takes no
+        ownership: acquire() does."""
         pages: list[int] = []
         nodes, size = [ROOT_NODE], self.page_size
         node = ROOT_NODE
@@ -92,7 +93,7 @@ class PagePool:
             page, node = entry
             pages.append(page)
             nodes.append(node)
-        while pages and len(self.find_bookmark(nodes[-1])) < self.num_bookmark:
+        while pages and not has_tail and len(self.find_bookmark(nodes[-1])) < self.num_bookmark:
             pages.pop()
             nodes.pop()
         return pages, nodes[-1]
@@ -242,6 +243,6 @@ class KVCache:
         else:
             layers, first_page = layout.allocate(size.num_pages + 1, model.device, pages), 0
         if pages is not None and pages.num_bytes != size.num_bytes:
-            raise ValueError("requests of this model cannot be handed to another instance: its cache is not all pages")
+            raise ValueError("requests of this model cannot be handed to another instance: nobody can read its cache")
         longest = min(size.max_model_len, size.num_tokens)
         return KVCache(pool, layers, longest, layout.token_bytes, pages, first_page)

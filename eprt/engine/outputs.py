@@ -52,7 +52,7 @@ class HandoffEvent(msgspec.Struct, frozen=True):
 
     request_id: str
     held: HeldPages | None = None  # it is held here; None: its pages have arrived here, or cannot
-    num_pulled: int = 0  # pages that were copied; the prefix cache had the others
+    num_pulled: int = 0  # pages that were copied; the others were here, or there was no room for a bookmark
     error: str = ""  # why the pages cannot be used: the request is not known here any more
 
 

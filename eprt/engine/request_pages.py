@@ -32,8 +32,8 @@ class RequestPages:
         if pool.num_available - pool.num_cached(known + bookmark) - num_new < num_spare:
             return False
         pool.acquire(known + bookmark)
-        request.pages = known + [pool.allocate() for _ in range(num_new - pool.num_tail)]
-        request.tail = [pool.allocate() for _ in range(pool.num_tail)]
+        request.pages = known + self._allocate(num_new - pool.num_tail)
+        request.tail = self._allocate(pool.num_tail)
         request.takeover = tuple(bookmark)
         request.prefix_node, request.num_registered = node, len(known)
         request.num_prefilled = len(known) * pool.page_size
@@ -50,7 +50,7 @@ class RequestPages:
         begun = []
         for boundary in range((start // size + 1) * size, end + 1, size):
             if boundary not in request.bookmarks and pool.num_available - pool.num_bookmark >= num_spare:
-                request.bookmarks[boundary] = [pool.allocate() for _ in range(pool.num_bookmark)]
+                request.bookmarks[boundary] = self._allocate(pool.num_bookmark)
             if boundary in request.bookmarks:
                 begun.append(Bookmark(boundary, tuple(request.bookmarks[boundary])))
         return tuple(begun)
@@ -70,20 +70,28 @@ class RequestPages:
             begun += [(i, bookmark) for bookmark in bookmarks]
         return tuple(begun)
 
-    def register_full(self, request: Request, num_tokens: int) -> None:
+    def register_full(self, request: Request, num_tokens: int, is_written: bool = False) -> None:
         """Tells the prefix cache of the pages that the request's first num_tokens tokens fill, as far as the tokens
-        behind them are known."""
+        behind them are known. is_written: no step that has still to be launched fills these."""
         if request.has_own_entries:
             return
         page_size, num_next = self.pool.page_size, self.pool.num_next
         num_tokens = min(num_tokens, int(self.rows.length_M[request.row]) - num_next)
+        self._register_bookmark(request, is_written)
         for i in range(request.num_registered, num_tokens // page_size):
             tokens = self.rows.tokens_ML[request.row, i * page_size : (i + 1) * page_size + num_next]
             request.prefix_node = self.pool.register(request.pages[i], request.prefix_node, tokens)
             request.num_registered += 1
-            bookmark = request.bookmarks.pop((i + 1) * page_size, None)
-            if bookmark is not None:
-                self.pool.register_bookmark(request.prefix_node, bookmark)
+            self._register_bookmark(request, is_written)
+
+    def _register_bookmark(self, request: Request, is_written: bool) -> None:
+        """The one behind the last page that is known, if the request has it."""
+        bookmark = request.bookmarks.pop(request.num_registered * self.pool.page_size, None)
+        if bookmark is not None:
+            self.pool.register_bookmark(request.prefix_node, bookmark)
+            if is_written:
+                self.pool.release(bookmark)
+            else:
                 self._leaving.append(bookmark)
 
     def end_step(self, requests: Sequence[Request]) -> None:
@@ -113,8 +121,44 @@ class RequestPages:
         request.pages, request.tail, request.takeover = [], [], ()
         request.bookmarks.clear()
 
-    def owned(self, running: Sequence[Request]) -> Iterator[Sequence[int]]:
+    def keep_bookmark(self, request: Request) -> None:
+        """Of a request that goes on elsewhere with its pages and its tail. Of bookmarks the one behind its last full
+        page stays, where that is known: so prompts that begin likewise can go on from it there."""
+        for pages in (request.takeover, *request.bookmarks.values()):
+            self.pool.release(pages)
+        request.takeover = ()
+        request.bookmarks.clear()
+        known = [] if request.has_own_entries else self.pool.find_bookmark(request.prefix_node)
+        if known and len(known) == self.pool.num_bookmark:
+            self.pool.acquire(known)
+            request.bookmarks[request.num_registered * self.pool.page_size] = known
+
+    def make_room(self, request: Request, has_bookmark: bool, num_spare: int) -> bool:
+        """Gives a request that comes from elsewhere, with all its tokens but the last computed, the pages of these: the
+        first ones from the prefix cache where they are known, room for the others and its tail and, where it has a
+        bookmark that is not known and can be spared, for that. False where fewer than num_spare pages would stay
+        available; then nothing changes."""
+        pool, num_tokens = self.pool, len(request.tokens_L) - 1
+        known, node = pool.match_prefix(request.tokens_L, num_tokens, has_tail=True)
+        num_new = pool.num_needed(num_tokens) - len(known)
+        num_left = pool.num_available - pool.num_cached(known) - num_new - num_spare
+        if num_left < 0:
+            return False
+        pool.acquire(known)
+        request.pages = known + self._allocate(num_new - pool.num_tail)
+        request.tail = self._allocate(pool.num_tail)
+        request.prefix_node, request.num_registered = node, len(known)
+        num_full = num_tokens // pool.page_size
+        is_known = len(known) == num_full and len(pool.find_bookmark(node)) == pool.num_bookmark
+        if has_bookmark and not is_known and pool.enable_prefix_cache and num_left >= pool.num_bookmark:
+            request.bookmarks[num_full * pool.page_size] = self._allocate(pool.num_bookmark)
+        return True
+
+    def _allocate(self, num: int) -> list[int]:
+        return [self.pool.allocate() for _ in range(num)]
+
+    def owned(self, requests: Sequence[Request]) -> Iterator[Sequence[int]]:
         """Every page that is owned, as often as it has owners."""
-        for request in running:
+        for request in requests:
             yield from (request.pages, request.tail, request.takeover, *request.bookmarks.values())
         yield from self._leaving

@@ -63,7 +63,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
         self.num_drafts = self.num_drafted_tokens = self.num_accepted_tokens = 0
-        self.transit = Transit(pool)
+        self.transit = Transit(self.pages)
         self.requests: dict[str, Request] = {}  # waiting, arrived and running, by id
         # The running requests that decode and are not full, with their ids and rows; refreshed where this has changed.
         self._decodes: list[Request] = []
@@ -98,7 +98,7 @@ class Scheduler:
             self.rows.assign_row(request)
             request.decoding = True
             insort(self.running, request, key=lambda running: running.priority)
-            self.pages.register_full(request, self._num_cached(request))
+            self.pages.register_full(request, self._num_cached(request), is_written=True)
         self._decodes_changed |= bool(started)
         return started
 
@@ -121,7 +121,7 @@ class Scheduler:
         self._free_pages_and_row(request, keeps_pages)
 
     def _free_pages_and_row(self, request: Request, keeps_pages: bool = False) -> None:
-        self.pages.register_full(request, self._num_cached(request))
+        self.pages.register_full(request, self._num_cached(request), is_written=True)
         self.rows.release_row(request)
         if not keeps_pages:
             self.pages.release(request)
@@ -387,9 +387,9 @@ class Scheduler:
         self.num_generated_tokens -= ended.token_id < 0
         return ended
 
-    def check_integrity(self, arriving: Sequence[Sequence[int]] = ()) -> None:
-        """Raises RuntimeError naming what is not accounted for exactly. arriving: pages of requests not known here."""
-        self.pool.check_integrity([*self.pages.owned(self.running), *self.transit.owned_pages(), *arriving])
+    def check_integrity(self, arriving: Sequence[Request] = ()) -> None:
+        """Raises RuntimeError naming what is not accounted for exactly. arriving: requests not known here."""
+        self.pool.check_integrity(self.pages.owned([*self.running, *self.transit.requests, *arriving]))
         num_waiting = len(self.waiting) + len(self.transit.arrived)
         if len(self.requests) != len(self.running) + num_waiting:
             raise RuntimeError(

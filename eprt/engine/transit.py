@@ -6,21 +6,22 @@
 Knows nothing of how pages travel (handoff.py), nor of steps.
 """
 
-from eprt.engine.kv_cache import PagePool
 from eprt.engine.request import Request
+from eprt.engine.request_pages import RequestPages
 
 
 class Transit:
     """Of one rank."""
 
-    def __init__(self, pool: PagePool):
-        self._pool = pool
+    def __init__(self, pages: RequestPages):
+        self._pages = pages
         self.held: dict[str, Request] = {}  # by id
         self.arrived: list[Request] = []  # in the order of arrival
         self._newly_held: list[Request] = []
 
     def hold_pages(self, request: Request) -> None:
         """The request, which runs here no more, keeps its pages."""
+        self._pages.keep_bookmark(request)
         self.held[request.request_id] = request
         self._newly_held.append(request)
 
@@ -33,7 +34,7 @@ class Transit:
         """Its pages have been read, or nobody wants them. False where none are held."""
         request = self.held.pop(request_id, None)
         if request is not None:
-            self._pool.release(request.pages)
+            self._pages.release(request)
         return request is not None
 
     def take_arrived(self, most: int) -> list[Request]:
@@ -46,8 +47,10 @@ class Transit:
         if request not in self.arrived:
             return False
         self.arrived.remove(request)
-        self._pool.release(request.pages)
+        self._pages.release(request)
         return True
 
-    def owned_pages(self) -> list[list[int]]:
-        return [request.pages for request in (*self.held.values(), *self.arrived)]
+    @property
+    def requests(self) -> list[Request]:
+        """All that are here."""
+        return [*self.held.values(), *self.arrived]

@@ -53,11 +53,17 @@ class PageSource(msgspec.Struct, frozen=True):
 
 
 class HeldPages(msgspec.Struct, frozen=True):
-    """Pages that stay as they are until they have been read; the last one may be filled in part."""
+    """Pages that stay as they are until they have been read."""
 
     source: PageSource
-    pages: list[int]  # in the order of their tokens
-    checksums: list[int]  # of each page, in all layers
+    pages: list[int]  # in the order of their tokens; the last one may be filled in part
+    checksums: list[int]  # of each of all_pages, in all layers
+    tail: list[int] = []  # further pages, without which these are not enough, of models whose cache has such
+    bookmark: list[int] = []  # with which another request can go on behind the last full one of `pages`
+
+    @property
+    def all_pages(self) -> list[int]:
+        return [*self.pages, *self.tail, *self.bookmark]
 
 
 class PageReader(ABC):

@@ -67,11 +67,6 @@ def _check_fields(file: ConfigFile, engine: EngineConfig) -> None:
         raise ValueError(f"--device {engine.device}: DeepSeek V4 runs on CPU ranks only so far; give --device cpu")
     if engine.kv_cache_dtype == "fp8":
         raise ValueError("--kv-cache-dtype fp8: not implemented for DeepSeek V4; leave it at auto, or give bf16")
-    if engine.hands_over:
-        raise ValueError(
-            "--prefill and --decode: a request of DeepSeek V4 cannot go on in another instance yet: its window and "
-            "its open entries are not handed over; let all ranks do both, without these flags"
-        )
     if engine.page_size not in (_DEFAULT_PAGE_SIZE, PAGE_TOKENS):
         raise ValueError(
             f"--page-size {engine.page_size}: a page of DeepSeek V4's cache stands for {PAGE_TOKENS} positions; leave "

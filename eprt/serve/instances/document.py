@@ -54,8 +54,8 @@ def _oldest_offers(offers: Sequence[Offer]) -> list[dict[str, Any]]:
             "request": offer.request_id,
             "from": str(offer.source),
             "to": str(offer.target),
-            "pages": len(offer.held.pages),
-            "bytes": len(offer.held.pages) * sum(part.shape[0] * part.shape[2] for part in offer.held.source.parts),
+            "pages": len(offer.held.all_pages),
+            "bytes": len(offer.held.all_pages) * sum(part.shape[0] * part.shape[2] for part in offer.held.source.parts),
             "age_s": round(now_s - offer.since_s, 3),
         }
         for offer in sorted(offers, key=lambda offer: offer.since_s)[:_MOST_OFFERS]

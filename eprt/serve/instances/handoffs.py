@@ -130,7 +130,7 @@ class Handoffs:
             return
         self.counts.num_done += 1
         self.counts.num_pulled += message.num_pulled
-        self.counts.num_shared += len(offer.held.pages) - message.num_pulled
+        self.counts.num_shared += len(offer.held.all_pages) - message.num_pulled
         self.counts.wait_s += time.monotonic() - offer.since_s
         pool = instance.pool
         seq = pool.next_seq()

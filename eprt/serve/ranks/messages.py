@@ -246,7 +246,7 @@ class Arrived(_Message, frozen=True):
     """The pages of an adopted request are here, or cannot be: then the request is forgotten here."""
 
     request_id: str
-    num_pulled: int = 0  # pages that were copied; the prefix cache had the others
+    num_pulled: int = 0  # pages that were copied; the others were here, or there was no room for a bookmark
     error: str = ""
 
 
