@@ -30,8 +30,6 @@ _MOST_ROWS = 1024  # attended at once: absorbed queries of 128 heads take 150 KB
 
 # Name -> how to install it, the fastest first.
 _KERNELS = {"eprt": "pip install 'eprt[cuda13]'", "triton": "pip install triton"}
-# Who is asked with auto. eprt's scores wait for a run on a GPU.
-_AUTO = {"scores": ("triton",), "choose": ("eprt", "triton")}
 
 
 def index_insert(key_pages: Tensor, kv_slot_T: Tensor, key_TD: Tensor) -> None:
@@ -84,7 +82,7 @@ def _first(work: str, *inputs: Any) -> ModuleType:
     """Who does it: the first that EPRT_GPU_INDEXER asks for and that takes these inputs; Triton takes them all."""
     wanted = env.get("EPRT_GPU_INDEXER")
     for name, install in _KERNELS.items():
-        if wanted == name or (wanted == "auto" and name in _AUTO[work]):
+        if wanted in ("auto", name):
             module = import_module(f"eprt.ops.cuda.{work}_{name}")
             if module.is_installed():
                 if module.refusal(*inputs) is None:
