@@ -120,12 +120,15 @@ def _scores(draw: Draw, length: int, kind: int) -> torch.Tensor:
     return score
 
 
-def choices_by_their_own_kernel(draw: Draw) -> None:
+CHOICES = ((1, 131072), (3, 131072), (16, 131072), (64, 131072), (200, 40000), (9, 1 << 20))
+
+
+def choices_by_their_own_kernel(draw: Draw, shapes=CHOICES, tops=(2048, 33, 8192)) -> None:
     """Every number of thread blocks for a row, every kind of scores; NaN and infinity behind the scores."""
     if torch.cuda.get_device_capability() != (9, 0):
         return
     lengths = [0, 1, 2047, 2048, 2049, 5000, 8192, 8193, 30000, 131072]
-    for rows, longest in ((1, 131072), (3, 131072), (16, 131072), (64, 131072), (200, 40000), (9, 1 << 20)):
+    for rows, longest in shapes:
         page, width = 64, -(-longest // 64) + (longest < 1 << 20)
         score_XS = torch.full((rows, width * page), torch.inf, device=draw.device)
         score_XS[:, ::3] = torch.nan
@@ -135,7 +138,7 @@ def choices_by_their_own_kernel(draw: Draw) -> None:
         for x, length in enumerate(seen):
             score_XS[x, :length] = _scores(draw, length, (x + rows // 2) % 6)
         length_X = torch.tensor(seen, dtype=torch.int32, device=draw.device)
-        for top_k in (2048, 33, 8192):
+        for top_k in tops:
             got = torch.full((rows, top_k), -9, dtype=torch.int32, device=draw.device)
             choose_eprt.choose(got, score_XS, table, request, length_X, page)
             for x, length in enumerate(seen):
@@ -147,14 +150,18 @@ def choices_by_their_own_kernel(draw: Draw) -> None:
                 assert torch.equal(got[x], want), (rows, longest, top_k, x, length)
 
 
-def scores_by_their_own_kernel(draw: Draw) -> None:
+_DECODES = [(b, 700 + 5000 * b - t) for b in range(5) for t in (2, 1, 0)]
+_PROMPT = [(0, seen) for seen in range(3000, 3301)] + [(1, 0), *((2, seen) for seen in range(1, 90))]
+# Positions of a page, and the request and length of each row.
+SCORES = ((64, _DECODES), (16, _DECODES), (64, _PROMPT), (32, _PROMPT), (256, [(3, 131072)]))
+
+
+def scores_by_their_own_kernel(draw: Draw, batches=SCORES) -> None:
     """Of an fp8 cache with NaN where nobody wrote, of decodes and prompts, against float64 on the rounded queries."""
     if torch.cuda.get_device_capability() != (9, 0):
         return
     entry = IndexFormat(128, torch.uint8)
-    decodes = [(b, 700 + 5000 * b - t) for b in range(5) for t in (2, 1, 0)]
-    prompt = [(0, seen) for seen in range(3000, 3301)] + [(1, 0), *((2, seen) for seen in range(1, 90))]
-    for page, rows in ((64, decodes), (16, decodes), (64, prompt), (32, prompt), (256, [(3, 131072)])):
+    for page, rows in batches:
         request_X, length_X = torch.tensor(rows, dtype=torch.int32).T.contiguous().to(draw.device)
         width = -(-max(length for _, length in rows) // page)
         table = torch.randperm(5 * width, generator=draw.generator).int().view(5, width).to(draw.device)

@@ -2,6 +2,7 @@
 
 from eprt.ep.group.group import EPGroup
 from tests.gpu import (
+    cases_indexer,
     cases_low_latency,
     cases_low_latency_signals,
     cases_mla,
@@ -40,3 +41,21 @@ def prompt_attention(group: EPGroup) -> None:
     """Several tiles a thread block takes one after the other, tails, an empty request, one tile of one row."""
     for case in (([5, 0, 200, 129, 1], [200, 3, 200, 300, 6], 3), ([700], [700], 40)):
         Prompts.draw(Draw("cuda"), *case).attend(2)
+
+
+def sparse_choices(group: EPGroup) -> None:
+    """One and several thread blocks for a row, lengths around a thread block's share, every kind of scores."""
+    cases_indexer.choices_by_their_own_kernel(Draw("cuda"), ((7, 9000), (1, 40000)), (2048, 33))
+
+
+def sparse_scores(group: EPGroup) -> None:
+    """Decodes of one and three rows a request, a prompt whose rows fill a tile and a tail, pages of 16 and 64."""
+    decodes, prompt = [(b, 200 + 300 * b - t) for b in range(3) for t in (2, 1, 0)], [(0, x) for x in range(280, 301)]
+    cases_indexer.scores_by_their_own_kernel(Draw("cuda"), ((64, decodes), (16, [(1, 90), (2, 0)]), (64, prompt)))
+
+
+def gathered_attention(group: EPGroup) -> None:
+    """Attention to listed tokens: entries that lie anywhere, of bfloat16 and fp8, by 16 and 128 heads."""
+    listed = [Case(heads, [65, 0, 1, 700], 1) for heads in (16, 128)]
+    cases_mla.check_all(listed, Draw("cuda"))
+    cases_mla_fp8.check_all(listed, Draw("cuda"))

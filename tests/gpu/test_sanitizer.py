@@ -25,8 +25,13 @@ CASES = [
     ("memcheck", 1, "latent_attention"),
     ("memcheck", 1, "fp8_latent_attention"),
     ("memcheck", 1, "prompt_attention"),
+    ("memcheck", 1, "sparse_choices"),
+    ("memcheck", 1, "sparse_scores"),
+    ("memcheck", 1, "gathered_attention"),
     ("racecheck", 2, "small"),
     ("racecheck", 1, "prompt_attention"),
+    ("racecheck", 1, "sparse_choices"),
+    ("racecheck", 1, "sparse_scores"),
 ]
 
 
