@@ -65,6 +65,7 @@ def main() -> None:
     from tests.gpu import (
         cases_expert_ops,
         cases_grouped,
+        cases_index_rows,
         cases_indexer,
         cases_int8,
         cases_many_rows,
@@ -75,7 +76,14 @@ def main() -> None:
     from tests.gpu import cases_token_mask as masks
     from tests.gpu.draw import Draw
 
-    dense = (*cases_ops.ALL, *masks.ALL, *cases_products.SMALL, *latent.SMALL, *cases_indexer.SMALL)
+    dense = (
+        *cases_ops.ALL,
+        *masks.ALL,
+        *cases_products.SMALL,
+        *latent.SMALL,
+        *cases_indexer.SMALL,
+        *cases_index_rows.ALL,
+    )
     for case in (*dense, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_int8.SMALL, *cases_many_rows.ALL):
         case(Draw("cpu"))
     cases_products.experts(Draw("cpu"), shapes=((3, 128, 128),))

@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2's sparse attention on one GPU: the indexer's scores and choice, and attention to 2048 chosen tokens.
+"""DeepSeek-V3.2's sparse attention on one GPU: rows, the indexer's scores and choice, attention to 2048 chosen tokens.
 
 Every kernel that is installed, in turns, on different data; attention has 128 heads. Beside them torch.topk, whose
 order and ties are others, and FlashMLA's kernels for chosen tokens: pip install --no-deps sgl-flash-mla. Those of
@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 from benchmarks.gpu.graph_timer import gpu_times_in_turns, gpu_word
 from benchmarks.gpu.random_inputs import latent_cache
@@ -18,8 +19,12 @@ from benchmarks.shapes import HEADS, LATENT, ROPE
 from benchmarks.tools.report import BenchmarkReport
 from eprt import EPGroup
 from eprt.gpu.device import take_device
+from eprt.ops import cuda
 from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import choose_eprt, choose_triton, mla_eprt, mla_triton, scores_eprt, scores_triton
+from eprt.ops.elementwise import Rotation
+from eprt.ops.index_format import hadamard
+from eprt.ops.weight import Weight
 
 NUM_RANKS = 0
 NEEDS_GPU = True
@@ -35,6 +40,9 @@ SCORES = {"64 x 131072": (64, 1, 131072), "128 x 2 x 32768": (128, 2, 32768)} | 
 }
 ROWS = (1, 16, 64, 128, 256, 1024)  # of attention, each to tokens of its own
 CACHE = 1 << 21  # tokens
+TOKENS = (1, 16, 128)  # of a step, whose rows become cache entries and queries
+QUERY_LATENT = 1536
+AGAIN = 20  # times in one graph: the start of a graph takes as long as such a kernel
 SCORERS = {"eprt": scores_eprt, "triton": scores_triton}
 CHOOSERS = {"eprt": choose_eprt, "triton": choose_triton}
 ATTENDERS = {"eprt": mla_eprt, "triton": mla_triton}
@@ -47,6 +55,10 @@ def main() -> None:
     torch.manual_seed(0)
     device = {"device": torch.cuda.get_device_name(), "gpus": 1, "torch": torch.__version__}
     report = BenchmarkReport(f"sparse_attention_{gpu_word()}", device)
+    for tokens in TOKENS:
+        for what, calls in separate_and_joined(tokens).items():
+            for name, times in gpu_times_in_turns(calls, samples=9).items():
+                report.add_row(what=f"{what}, {tokens} tokens, {name}", rows=tokens, **times.columns("eprt"))
     for what, (rows, length) in CHOICES.items():
         add_choices(report, what, rows, length)
     for fp8 in (True, False):
@@ -125,6 +137,44 @@ def add_attention(report: BenchmarkReport, rows: int, cache: Tensor) -> None:
             tflops=operations / times.median_s / 1e12,
             GBps=rows * TOP_K * cache.shape[2] * cache.element_size() / times.median_s / 1e9,
         )
+
+
+def separate_and_joined(tokens: int) -> dict[str, Calls]:
+    """What becomes of a step's products before attention, with fp8 caches: by one kernel, and by one for each part."""
+    normal = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
+    slots, position = torch.randperm(1 << 16, device="cuda")[:tokens], torch.arange(tokens, device="cuda") * 50
+    table = torch.randn(1 << 14, ROPE, device="cuda")
+    pages, key_pages = latent_cache(1 << 16, True), torch.empty(1 << 10, PAGE, 132, device="cuda", dtype=torch.uint8)
+    entries = pages, slots, normal(tokens, LATENT + ROPE), normal(LATENT), 1e-6, Rotation(table, position, True)
+    latent = normal(tokens, QUERY_LATENT), normal(QUERY_LATENT), 1e-6
+    query, key, norm = normal(tokens, 64, 128), normal(tokens, 128), torch.randn(2, 128, device="cuda")
+    rotation, matrix = Rotation(table, position, False), Weight(hadamard(128, torch.bfloat16, query.device))
+
+    def turned(rows: Tensor) -> Tensor:
+        rows = torch.cat((cuda.rope(rows[..., :ROPE], rotation), rows[..., ROPE:]), dim=-1)
+        product = cuda.linear(rows.view(-1, 128), matrix, None, torch.float32) * 128**-0.5
+        return product.view(rows.shape).to(rows.dtype)
+
+    def insert_key() -> None:
+        normed = layer_norm(key.float(), (128,), norm[0], norm[1], 1e-6).to(key.dtype)
+        cuda.index_insert(key_pages, slots, turned(normed[:, None])[:, 0])
+
+    def norm_and_insert() -> None:
+        cuda.rms_norm(*latent)
+        cuda.latent_insert(*entries)
+
+    joined_key = partial(cuda.index_key_insert, key_pages, slots, key, norm[0], norm[1], 1e-6, rotation)
+    return {
+        "query norm, key rotation, insertion": {
+            "eprt": [partial(cuda.norm_insert, *latent, *entries)] * AGAIN,
+            "separate": [norm_and_insert] * AGAIN,
+        },
+        "index keys": {"eprt": [joined_key] * AGAIN, "separate": [insert_key] * AGAIN},
+        "index queries": {
+            "eprt": [partial(cuda.index_queries, query, rotation, torch.uint8)] * AGAIN,
+            "separate": [partial(turned, query)] * AGAIN,
+        },
+    }
 
 
 def flashmla_calls(q: Tensor, cache: Tensor, chosen: list[Tensor]) -> list[Callable[[], object]]:

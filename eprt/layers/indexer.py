@@ -12,7 +12,6 @@ N heads, D values of a head, A of the query latent, X rows to choose for, K chos
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from eprt import ops
@@ -21,8 +20,6 @@ from eprt.layers.batch import ForwardBatch
 from eprt.layers.chosen_rows import ChosenRows
 from eprt.layers.linear import Linear
 from eprt.ops.elementwise import Rotation
-from eprt.ops.index_format import hadamard
-from eprt.ops.weight import Weight
 
 # Of the key's norm: its own, whatever the model's rms_norm_eps is.
 KEY_NORM_EPS = 1e-6
@@ -46,12 +43,9 @@ class Indexer:
 
     def insert(self, h_TH: Tensor, batch: ForwardBatch, key_pages: Tensor) -> None:
         """Caches the keys of the batch's tokens. h_TH: the attention's normalised input."""
-        w = self.weights
-        key_TD = F.layer_norm(
-            w.key(h_TH).float(), (self.config.head_dim,), w.key_norm_D, w.key_norm_bias_D, KEY_NORM_EPS
-        )
-        key_T1D = self._rotate(key_TD.to(h_TH.dtype).unsqueeze(1), batch.position_T)
-        ops.index_insert(key_pages, batch.kv_slot_T, _as_cached(key_T1D, key_pages).squeeze(1))
+        w, rotation = self.weights, self._rotation(batch.position_T)
+        norm = w.key_norm_D, w.key_norm_bias_D, KEY_NORM_EPS
+        ops.index_key_insert(key_pages, batch.kv_slot_T, w.key(h_TH), *norm, rotation)
 
     def choose(
         self, h_XH: Tensor, q_latent_XA: Tensor, rows: ChosenRows, page_table_BP: Tensor, key_pages: Tensor
@@ -60,21 +54,9 @@ class Indexer:
         normalised query latent."""
         c = self.config
         query_XND = self.weights.query(q_latent_XA).view(-1, c.num_heads, c.head_dim)
-        query_XND = _as_cached(self._rotate(query_XND, rows.position_X), key_pages)
+        query_XND = ops.index_queries(query_XND, self._rotation(rows.position_X), key_pages.dtype)
         weight_XN = self.weights.head_weights(h_XH, torch.float32) * self.score_scale
         return ops.index_topk(query_XND, weight_XN, key_pages, page_table_BP, rows.request_X, rows.length_X, c.top_k)
 
-    def _rotate(self, x_TND: Tensor, position_T: Tensor) -> Tensor:
-        size = self.cos_sin_PR.shape[1]
-        turned, rest = x_TND.split([size, x_TND.shape[2] - size], dim=-1)
-        return torch.cat((ops.rope(turned, Rotation(self.cos_sin_PR, position_T, interleaved=False)), rest), dim=-1)
-
-
-def _as_cached(x_TND: Tensor, key_pages: Tensor) -> Tensor:
-    """Queries or keys as the cache has keys."""
-    if key_pages.dtype != torch.uint8:
-        return x_TND
-    size = x_TND.shape[2]
-    matrix = Weight(hadamard(size, x_TND.dtype, x_TND.device))
-    product = ops.linear(x_TND.reshape(-1, size), matrix, None, torch.float32) * size**-0.5
-    return product.view(x_TND.shape).to(x_TND.dtype)
+    def _rotation(self, position_T: Tensor) -> Rotation:
+        return Rotation(self.cos_sin_PR, position_T, interleaved=False)

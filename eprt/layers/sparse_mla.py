@@ -31,10 +31,10 @@ class SparseMLA(MLA):
         assert w.q_a_norm is not None and w.q_b is not None and cache.index_keys is not None
         h_TH = norm(x_TH)
         q_TA, kv_TD = w.qkv_a(h_TH)
-        q_latent_TA = w.q_a_norm(q_TA)
-        q_nope_TNC, q_rope_TNR = self._parts_of_heads(w.q_b(q_latent_TA))
+        entries = cache.latents, batch.kv_slot_T, kv_TD, w.kv_a_norm.weight_H, w.kv_a_norm.eps
         rotation = self._rotation(batch.position_T)
-        ops.latent_insert(cache.latents, batch.kv_slot_T, kv_TD, w.kv_a_norm.weight_H, w.kv_a_norm.eps, rotation)
+        q_latent_TA = ops.norm_insert(q_TA, w.q_a_norm.weight_H, w.q_a_norm.eps, *entries, rotation)
+        q_nope_TNC, q_rope_TNR = self._parts_of_heads(w.q_b(q_latent_TA))
         self.indexer.insert(h_TH, batch, cache.index_keys)
         if "chosen rows" not in plans:
             plans["chosen rows"] = ChosenRows.from_batch(batch, cache.page_size, self.indexer.config.top_k)

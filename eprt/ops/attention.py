@@ -112,6 +112,22 @@ def latent_insert(
     cache_insert(kv_pages, kv_slot_T, entries_TD, rope_size)
 
 
+def norm_insert(
+    q_TA: Tensor,
+    q_norm_weight_A: Tensor,
+    q_eps: float,
+    kv_pages: Tensor,
+    kv_slot_T: Tensor,
+    kv_TD: Tensor,
+    norm_weight_L: Tensor,
+    eps: float,
+    rotation: Rotation,
+) -> Tensor:
+    """The RMSNorm of query latents [T, A], and latent_insert of the same tokens' projections."""
+    latent_insert(kv_pages, kv_slot_T, kv_TD, norm_weight_L, eps, rotation)
+    return elementwise.rms_norm(q_TA, q_norm_weight_A, q_eps)
+
+
 def _output(q_nope: Tensor, q_rope: Tensor, kv_pages: Tensor, w_kv_b: Tensor, softmax_scale: float) -> Tensor:
     """The empty result [T, N, value]. ValueError when shapes or dtypes do not fit each other."""
     _check_pages(kv_pages)

@@ -10,12 +10,15 @@ fp8) and the CPU multiplies bfloat16 natively.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from eprt.ops import attention, native
+from eprt.ops import attention, elementwise, native
+from eprt.ops import linear as products
 from eprt.ops.attention import PagedContext
 from eprt.ops.elementwise import Rotation
-from eprt.ops.index_format import IndexFormat
+from eprt.ops.index_format import IndexFormat, hadamard
+from eprt.ops.weight import Weight
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -39,6 +42,40 @@ def index_insert(key_pages: Tensor, kv_slot_T: Tensor, key_TD: Tensor) -> None:
     if entry.is_fp8:  # bytes are copied two at a time
         key_pages, keys = key_pages.view(torch.bfloat16), keys.view(torch.bfloat16)
     attention.cache_insert(key_pages, kv_slot_T, keys)
+
+
+def index_key_insert(
+    key_pages: Tensor,
+    kv_slot_T: Tensor,
+    key_TD: Tensor,
+    norm_D: Tensor,
+    bias_D: Tensor,
+    eps: float,
+    rotation: Rotation,
+) -> None:
+    """Inserts each token's product key_TD: LayerNorm in fp32, then as index_queries has queries, then index_insert.
+
+    norm_D, bias_D: fp32.
+    """
+    key_TD = F.layer_norm(key_TD.float(), key_TD.shape[1:], norm_D, bias_D, eps).to(key_TD.dtype)
+    index_insert(key_pages, kv_slot_T, index_queries(key_TD.unsqueeze(1), rotation, key_pages.dtype).squeeze(1))
+
+
+def index_queries(query_XND: Tensor, rotation: Rotation, cache_dtype: torch.dtype) -> Tensor:
+    """[X, N, D], as index_topk takes them: the first values of each head rotated, by pairs (i, i + R/2); transformed
+    where the cache has fp8 keys (torch.uint8)."""
+    query_XND, size = _rotated(query_XND, rotation), query_XND.shape[2]
+    if cache_dtype != torch.uint8:
+        return query_XND
+    matrix = Weight(hadamard(size, query_XND.dtype, query_XND.device))
+    product = products.linear(query_XND.reshape(-1, size), matrix, None, torch.float32) * size**-0.5
+    return product.view(query_XND.shape).to(query_XND.dtype)
+
+
+def _rotated(x_XND: Tensor, rotation: Rotation) -> Tensor:
+    turning = rotation.cos_sin_PR.shape[1]
+    turned, rest = x_XND.split([turning, x_XND.shape[2] - turning], dim=-1)
+    return torch.cat((elementwise.rope(turned, rotation), rest), dim=-1)
 
 
 def index_topk(

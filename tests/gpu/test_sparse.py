@@ -21,10 +21,10 @@ def root(tmp_path_factory) -> str:
 
 @pytest.mark.one_gpu
 def test_operators():
-    from tests.gpu import cases_indexer
+    from tests.gpu import cases_index_rows, cases_indexer
     from tests.gpu.draw import Draw
 
-    for case in cases_indexer.ALL:
+    for case in (*cases_indexer.ALL, *cases_index_rows.ALL):
         case(Draw("cuda"))
         torch.cuda.synchronize()
 

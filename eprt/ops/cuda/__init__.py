@@ -10,9 +10,11 @@ from eprt.ops.cuda.checksum import add_checksum
 from eprt.ops.cuda.choices import count_choices
 from eprt.ops.cuda.experts import experts_down, experts_up, grouped_experts
 from eprt.ops.cuda.gate import gate_slots, gate_topk
+from eprt.ops.cuda.index_rows import index_key_insert, index_queries
 from eprt.ops.cuda.indexer import index_insert, index_topk, mla_chosen
 from eprt.ops.cuda.linear import linear, norm_linear, silu_linear
 from eprt.ops.cuda.norm import add_rms_norm, rms_norm
+from eprt.ops.cuda.norm_insert import norm_insert
 from eprt.ops.cuda.replicas import choose_slots
 from eprt.ops.cuda.rope import rope
 from eprt.ops.cuda.rows import add_rows, place_rows, sum_rows

@@ -11,7 +11,7 @@ _SMALLEST = tl.constexpr(SMALLEST_SCALE)
 
 
 @triton.jit
-def _store_entry(entry, latent, i, latent_size, scale_at, FP8: tl.constexpr):
+def store_entry(entry, latent, i, latent_size, scale_at, FP8: tl.constexpr):
     """Stores the fp32 latent of one entry, and in fp8 its scale. Returns what the rotated key is multiplied by.
 
     scale_at: byte offset of the scale.
@@ -58,13 +58,13 @@ def _cache_insert(
     entry = pages + tl.load(slot_T + token).to(tl.int64) * entry_size
     latent = tl.load(kv + token * token_stride + i, mask=i < latent_size, other=0.0).to(tl.float32)
     rope = tl.load(kv + token * token_stride + latent_size + j, mask=j < rope_size, other=0.0)
-    factor = _store_entry(entry, latent, i, latent_size, latent_size + 2 * rope_size, FP8)
+    factor = store_entry(entry, latent, i, latent_size, latent_size + 2 * rope_size, FP8)
     rope_at = _rope_of(entry, latent_size, FP8)
     tl.store(rope_at + j, (rope.to(tl.float32) * factor).to(rope_at.dtype.element_ty), mask=j < rope_size)
 
 
 @triton.jit
-def _latent_insert(
+def latent_insert_kernel(
     pages,
     slot_T,
     kv,
@@ -90,7 +90,7 @@ def _latent_insert(
     factor = tl.load(weight + i, mask=i < latent_size, other=0.0).to(tl.float32)
     value = value * (1.0 / tl.sqrt_rn(tl.sum(value * value) / latent_size + eps)) * factor
     latent = value.to(kv.dtype.element_ty).to(tl.float32)
-    scaling = _store_entry(entry, latent, i, latent_size, latent_size + 4 * half, FP8)
+    scaling = store_entry(entry, latent, i, latent_size, latent_size + 4 * half, FP8)
     angles = cos_sin + tl.load(position_T + token).to(tl.int64) * 2 * half
     cos = tl.load(angles + pair, mask=pair < half, other=0.0)
     sin = tl.load(angles + half + pair, mask=pair < half, other=0.0)
@@ -107,7 +107,7 @@ def _latent_insert(
 
 def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: int = 0) -> None:
     """As eprt.ops.attention.cache_insert. kv_pages must be contiguous; slots are not checked."""
-    entry = _checked(kv_pages, kv_TD.shape[1], rope_size)
+    entry = entry_of(kv_pages, kv_TD.shape[1], rope_size)
     insert_entries(kv_pages, kv_slot_T, kv_TD, rope_size, entry.width, entry.is_fp8)
 
 
@@ -137,10 +137,10 @@ def latent_insert(
     """As eprt.ops.attention.latent_insert, in one kernel. kv_pages must be contiguous; slots are not checked."""
     tokens, size = kv_TD.shape
     latent_size = norm_weight_L.shape[0]
-    entry = _checked(kv_pages, size, size - latent_size)
+    entry = entry_of(kv_pages, size, size - latent_size)
     half = (size - latent_size) // 2
     if tokens:
-        _latent_insert[(tokens,)](
+        latent_insert_kernel[(tokens,)](
             kv_pages,
             kv_slot_T,
             kv_TD,
@@ -159,7 +159,8 @@ def latent_insert(
         )
 
 
-def _checked(kv_pages: Tensor, size: int, rope_size: int) -> KVFormat:
+def entry_of(kv_pages: Tensor, size: int, rope_size: int) -> KVFormat:
+    """Of pages of entries of `size` values. ValueError when they have another width or are not contiguous."""
     entry = KVFormat(size - rope_size, rope_size, kv_pages.dtype)
     if not kv_pages.is_contiguous() or kv_pages.shape[2] != entry.width or (entry.is_fp8 and rope_size < 1):
         raise ValueError(

@@ -21,7 +21,7 @@ def row_warps(block: int) -> int:
 
 
 @triton.jit
-def _rms_norm(
+def rms_norm_kernel(
     out, total, x, residual, weight, row_stride, residual_stride, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -100,7 +100,7 @@ def _launch(x_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor, eps: flo
     other = residual_TH if adds else x_TH
     if rows:
         block = triton.next_power_of_2(size)
-        _rms_norm[(rows,)](
+        rms_norm_kernel[(rows,)](
             out_TH,
             sum_TH,
             x_TH,

@@ -3,6 +3,7 @@ around, which must show."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from eprt.layers.indexer import Indexer
 from eprt.layers.mla import MLA
 from eprt.layers.sparse_mla import SparseMLA
 from eprt.models.loader import load_model
+from eprt.ops import indexer as index_ops
 from tests import reference_ops, tiny
 from tests.paged import PagedRunner
 
@@ -143,11 +145,8 @@ def test_fp8_keys_choose_nearly_the_same_tokens(golden, monkeypatch):
         slots = chosen.setdefault(name, [])
         monkeypatch.setattr(ops, "index_topk", lambda *args, into=slots: into.append(topk(*args)) or into[-1])
         if name == "untransformed queries":
-            monkeypatch.setattr(
-                indexer_module,
-                "_as_cached",
-                lambda x, pages, real=indexer_module._as_cached: x if x.shape[1] > 1 else real(x, pages),
-            )
+            plain = partial(lambda real, x, rotation, _: real(x, rotation, x.dtype), ops.index_queries)
+            monkeypatch.setattr(ops, "index_queries", plain)
         runner = PagedRunner(load(golden), num_pages=200, kv_cache_dtype="auto" if name == "auto" else "fp8")
         runner.prefill(runner.request(golden[1][513][0]))
     recall = {name: recall_of(slots[0], chosen["auto"][0]) for name, slots in chosen.items()}
@@ -177,12 +176,12 @@ def turned_attention_pairs(model, patch) -> None:
 
 
 def rotated_last_values(model, patch) -> None:
-    rotate = Indexer._rotate
-    patch.setattr(Indexer, "_rotate", lambda self, x, position: rotate(self, x.flip(2), position).flip(2))
+    rotate = index_ops._rotated
+    patch.setattr(index_ops, "_rotated", lambda x, rotation: rotate(x.flip(2), rotation).flip(2))
 
 
 def no_rotation(model, patch) -> None:
-    patch.setattr(Indexer, "_rotate", lambda self, x, position: x)
+    patch.setattr(index_ops, "_rotated", lambda x, rotation: x)
 
 
 def signed_scores(model, patch) -> None:
@@ -236,7 +235,7 @@ def keys_without_their_mean_subtracted(model, patch) -> None:
     def rms_norm(x, size, weight, bias, eps):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight + bias
 
-    patch.setattr(indexer_module.F, "layer_norm", rms_norm)
+    patch.setattr(index_ops.F, "layer_norm", rms_norm)
 
 
 def one_token_less(model, patch) -> None:
