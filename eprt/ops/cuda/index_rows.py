@@ -1,5 +1,5 @@
 """The indexer's rows from their products to where they are used: queries rotated and transformed, keys normed before
-and inserted behind. One kernel each; a decode of DeepSeek-V3.2 launched seventeen small ones a layer before.
+and inserted behind. One kernel each; a decode of DeepSeek-V3.2 launched sixteen small ones a layer before.
 
 Roundings are those of the separate operators. The transform's sums are fp32.
 """
