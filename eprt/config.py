@@ -43,6 +43,7 @@ _CHOICES = {
     "replica_routing": ("weights", "local", "batch", "batch-lp"),
     "expert_host_copies": ("off", "node"),
     "overlap": ("none", "tbo", "sbo", "auto"),
+    "attention_tp_form": ("gather", "reduce"),
 }
 _LEAST = {
     "page_size": 1,
@@ -51,6 +52,7 @@ _LEAST = {
     "max_queue": 1,
     "low_latency_max_tokens": 1,
     "prompt_ranks": 1,
+    "attention_tp": 1,
     "num_redundant_experts": 0,
     "spare_experts": 0,
     "seed": 0,
@@ -90,6 +92,12 @@ class EngineConfig:
     speculative_acceptance: str = "exact"
     # Ranks that compute each other's prompts, a part of the tokens each (docs/prompt-ranks.md); 1: each its own.
     prompt_ranks: int = 1
+    # Ranks that share attention, each for heads of its own, whose weights it alone has (docs/attention-tp.md); 1: each
+    # computes its own requests'.
+    attention_tp: int = 1
+    # How their results become one: "gather" (each computes columns of the output, to the bit as one rank would) or
+    # "reduce" (their parts of it are added up: one wait less in each layer, and other last bits).
+    attention_tp_form: str = "gather"
     overlap_schedule: bool | None = None  # prepare each step while the one before computes; None: on GPUs
     low_latency_max_tokens: int = 64  # steps of at most this many tokens on every rank use the low-latency mode
     # Slots of all ranks beyond one per expert, in each MoE layer, for replicas; rounded up so that all ranks have
@@ -133,11 +141,16 @@ class EngineConfig:
         self._check_model()
         self._check_drafts()
         self._check_overlap()
-        on_cpu = self.prompt_ranks == 1 or self.device == "cpu"
-        want = (
-            f"one prompt over several ranks works on CPUs only, so far, not with --device {self.device}; leave it out"
-        )
-        self._require(on_cpu, "prompt_ranks", want)
+        self._check_teams()
+
+    def _check_teams(self) -> None:
+        """Of ranks that share prompts or attention."""
+        for name, what in (("prompt_ranks", "one prompt"), ("attention_tp", "attention")):
+            where = f"on CPUs only, so far, not with --device {self.device}; leave it out"
+            on_cpu = getattr(self, name) == 1 or self.device == "cpu"
+            self._require(on_cpu, name, f"{what} over several ranks works {where}")
+        goes = self.attention_tp > 1 or self.attention_tp_form == "gather"
+        self._require(goes, "attention_tp_form", "is for --attention-tp above 1; give that too, or leave it out")
 
     @property
     def max_running(self) -> int:

@@ -41,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("-n", type=int, default=1, metavar="N", help="completions per prompt, default %(default)s")
     add("--json", action="store_true", help="one JSON object per completion instead of text")
     add_engine_flags(parser, "dtype", "quantization", "device", "overlap", "num_speculative_tokens", "prompt_ranks")
+    add_engine_flags(parser, "attention_tp", "attention_tp_form")
     add_engine_flags(parser, "kv_cache_gb", "memory_fraction", "max_model_len")
     add_bind_flag(parser)
     return parser

@@ -228,7 +228,8 @@ class KVCache:
     @staticmethod
     def for_model(config: EngineConfig, group: EPGroup, model: Model, left_bytes: int) -> "KVCache":
         """model: loaded. left_bytes: for the cache, where --kv-cache-gb does not say how much. ValueError naming the
-        option that does not fit, MemoryError where there is no room. Collective with --prompt-ranks."""
+        option that does not fit, MemoryError where there is no room. Collective with teams of
+        ranks (--prompt-ranks, --attention-tp)."""
         size = CacheSize.for_config(config, model.config, model.kv_dtype, left_bytes)
         if size.note:
             _log.warning(size.note)
@@ -238,7 +239,7 @@ class KVCache:
         extra = {"num_tail": layout.num_tail, "num_bookmark": layout.num_bookmark}
         pool = PagePool(*sizes, config.enable_prefix_cache, num_next=int(drafts), **extra)
         pages = CachePages() if config.hands_over else None
-        if min(config.prompt_ranks, group.size) > 1:
+        if min(max(config.prompt_ranks, config.attention_tp), group.size) > 1:
             layers, first_page = layout.allocate_together(size.num_pages + 1, group, pages)
         else:
             layers, first_page = layout.allocate(size.num_pages + 1, model.device, pages), 0

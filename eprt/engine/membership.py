@@ -51,7 +51,7 @@ class Membership:
     def require_changeable(self) -> None:
         """Raises ValueError, saying why, unless Engine.enter_view() is possible."""
         self._headers.require_restartable()
-        self._model.exchange.require_restartable()
+        self._model.require_restartable()
 
     def watch_losses(self) -> None:
         """From now on a thread ends what waits on this rank's GPU for a lost rank; then Engine.step() raises."""

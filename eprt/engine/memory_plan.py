@@ -21,6 +21,8 @@ from eprt.ep.cpu.backend import window_bytes
 from eprt.ep.exchange import ep_configs
 from eprt.ep.group.group import EPGroup
 from eprt.ep.placement.slot_map import SlotMap
+from eprt.layers.attention_team import RoomSizes
+from eprt.layers.head_shares import HeadShares
 from eprt.models.deepseek_builder import open_checkpoint
 from eprt.models.hf_config import read_model_config
 from eprt.models.model import Model
@@ -68,7 +70,8 @@ class MemoryPlan:
         exchange, program, share = 0, 0, gpu_bytes
         fraction = engine.memory_fraction or DEFAULT_FRACTION[device]
         if device == "cpu":
-            exchange, program = _exchange_bytes(engine, config, num_ranks), _PROGRAM_BYTES + _step_bytes(engine, config)
+            exchange = _exchange_bytes(engine, config, num_ranks) + _team_bytes(engine, config)
+            program = _PROGRAM_BYTES + _step_bytes(engine, config)
             share = machine.memory_bytes() // (ranks_on_host or num_ranks)
         left = GB if share is None else int(fraction * share) - dense - experts - exchange - program
         cache = CacheSize.for_config(engine, config, config.dtype, left)
@@ -188,6 +191,13 @@ def _exchange_bytes(engine: EngineConfig, config: ModelConfig, num_ranks: int) -
     modes = {"normal": None, "low_latency": engine.low_latency_max_tokens}
     configs = ep_configs(config.moe, slot_map.num_slots, modes)
     return sum(window_bytes(each, num_ranks) for each in configs.values())
+
+
+def _team_bytes(engine: EngineConfig, config: ModelConfig) -> int:
+    """Of what a rank shows those that share attention with it."""
+    if engine.attention_tp == 1:
+        return 0
+    return RoomSizes.for_config(engine, config, HeadShares.for_config(engine, config)).num_row_bytes
 
 
 def _step_bytes(engine: EngineConfig, config: ModelConfig) -> int:

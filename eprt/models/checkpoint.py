@@ -6,7 +6,7 @@ Knows safetensors files, their index and fp8 block scales; knows nothing of mode
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eprt.models.parallel_reader import FileRange, ParallelReader, byte_ranges
-from eprt.ops.weight import Weight
+from eprt.ops.weight import BLOCK, Weight
 
 INDEX_NAME = "model.safetensors.index.json"
 # DeepSeek's name for the fp32 scales of an fp8 matrix, one per 128x128 block; despite "inv", values are multiplied.
@@ -62,6 +62,19 @@ class TensorSource:
         self.tensors: dict[str, TensorInfo] = {}
         self.num_bytes_read = 0
         self.on_read: Callable[[], None] = lambda: None  # called after each tensor
+        self._kept_rows: dict[str, slice] = {}  # of tensors that are read in part
+
+    def keep_rows(self, name: str, rows: range) -> None:
+        """From now on the tensor is these of its rows, and no others are read: of fp8, whole blocks with their scales.
+        Before read_ahead(), once for each."""
+        if self.is_fp8(name):
+            self._keep_rows(self.scale_name(name), range(rows.start // BLOCK, -(-rows.stop // BLOCK)))
+        self._keep_rows(name, rows)
+
+    def _keep_rows(self, name: str, rows: range) -> None:
+        info = self.tensors[name]
+        self._kept_rows[name] = slice(rows.start, rows.stop)
+        self.tensors[name] = replace(info, shape=(len(rows), *info.shape[1:]))
 
     def read(self, name: str) -> Tensor:
         """The whole tensor, in memory of its own."""
@@ -131,6 +144,8 @@ class Checkpoint(TensorSource):
             if self._ahead is not None and name in self._ahead and info.dtype in _DTYPES:
                 return self._ahead.take(name).view(_DTYPES[info.dtype]).view(info.shape)
             # A copy: what safe_open returns is a view of the mapped file, slow at first touch and at its mercy.
+            if name in self._kept_rows:
+                return self._files[info.file].get_slice(name)[self._kept_rows[name]].to(self.device, copy=True)
             return self._files[info.file].get_tensor(name).to(self.device, copy=True)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise CheckpointError(f"{info.file}: cannot read tensor {name}: {error}") from None
@@ -149,6 +164,13 @@ class Checkpoint(TensorSource):
         if not self._range_of:
             self._range_of = {name: place for path in self._files for name, place in byte_ranges(path).items()}
         return self._range_of
+
+    def _keep_rows(self, name: str, rows: range) -> None:
+        info, place = self.tensors[name], self._byte_ranges()[name]
+        row_bytes = place.size // info.shape[0]
+        kept = place.start + rows.start * row_bytes, place.start + rows.stop * row_bytes
+        self._range_of[name] = FileRange(place.path, *kept)
+        super()._keep_rows(name, rows)
 
     def read_ahead(self, names: Iterable[str]) -> None:
         self._stop_ahead()

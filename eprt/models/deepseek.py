@@ -15,6 +15,7 @@ from eprt import ops
 from eprt.config import ModelConfig
 from eprt.ep.exchange import Exchange
 from eprt.gpu.readback import Readback
+from eprt.layers.attention_team import AttentionTeam
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.lanes import Lanes, StreamLanes
 from eprt.layers.layer_cache import LayerCache
@@ -73,8 +74,8 @@ class DraftingLayer(Protocol):
 
 
 class DeepseekModel(Model):
-    """Attention and dense weights are whole on each rank. Batch-invariant: a row's logits depend neither on the rest of
-    the batch nor on the number of ranks inside a node."""
+    """Dense weights are whole on each rank, and attention's, but for heads that a team shares. Batch-invariant: a row's
+    logits depend neither on the rest of the batch nor on the number of ranks inside a node."""
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class DeepseekModel(Model):
         self.embed_VH, self.layers, self.norm, self.lm_head = embed_VH, list(layers), norm, lm_head
         self.exchange, self.mtp = exchange, mtp
         self.expert_source: ExpertSource | None = None  # for load_experts(); the builder sets it
+        self.attention_team: AttentionTeam | None = None  # that the layers' heads are spread over; the builder sets it
         self._decoder_layers = self.layers if mtp is None else [*self.layers, mtp.layer]
         loads = [moe.load_S for moe in self.moe_layers()]
         self._load = Readback(loads) if loads else None
@@ -134,6 +136,14 @@ class DeepseekModel(Model):
         """As Model's; on a GPU as recent as Readback says."""
         return [] if self._load is None else [load_S.tolist() for load_S in self._load.read()]
 
+    def require_restartable(self) -> None:
+        if self.attention_team is not None:
+            raise ValueError(
+                f"other ranks cannot take part: ranks {self.attention_team.ranks} share attention (--attention-tp), "
+                "and nobody else has their heads"
+            )
+        super().require_restartable()
+
     def attention_us(self) -> float | None:
         return self.lanes.attention_us()
 
@@ -144,5 +154,7 @@ class DeepseekModel(Model):
 
     def close(self) -> None:
         self.exchange.close()
+        if self.attention_team is not None:
+            self.attention_team.close()
         if self.expert_source is not None:
             self.expert_source.close()

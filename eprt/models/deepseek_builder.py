@@ -1,4 +1,5 @@
-"""DeepSeek V2, V3, R1 and V3.2 from a checkpoint: each rank reads every dense tensor, but only its own experts."""
+"""DeepSeek V2, V3, R1 and V3.2 from a checkpoint: each rank reads every dense tensor, but only its own experts, and
+with --attention-tp only its own heads."""
 
 import logging
 import time
@@ -13,7 +14,9 @@ from eprt.ep.exchange import Exchange, make_exchange
 from eprt.ep.group.agreement import all_or_none, first_difference
 from eprt.ep.group.group import EPGroup
 from eprt.ep.placement.slot_map import SlotMap
+from eprt.layers.attention_team import AttentionTeam, RoomSizes
 from eprt.layers.experts import ExpertPool
+from eprt.layers.head_shares import HeadShares
 from eprt.layers.indexer import Indexer, IndexerWeights
 from eprt.layers.linear import JoinedLinear, Linear, as_format, plain_weight
 from eprt.layers.mla import LATENT_NORM_EPS, MLA, MLAWeights
@@ -29,6 +32,7 @@ from eprt.models.expert_copies import ExpertCopies
 from eprt.models.expert_source import ExpertSource, read_swiglu
 from eprt.models.families import family_of
 from eprt.models.hf_config import read_model_config
+from eprt.models.split_attention import SplitAttention
 from eprt.models.tensor_family import expert_number
 from eprt.models.weight_memory import expert_format
 from eprt.ops.weight import Weight
@@ -48,6 +52,9 @@ def load_deepseek(
     """See loader.load_model. builder: default ModelBuilder."""
     with all_or_none(group, "load the model"):
         config = read_model_config(engine)
+        shares = HeadShares.for_config(engine, config) if engine.attention_tp > 1 else None
+        if shares is not None:
+            AttentionTeam.require_fit(engine, group)
         checkpoint = open_checkpoint(engine, config, device)
         names = family_of(config).expected_tensors(config, False)
         fingerprint = checkpoint.fingerprint(name for name in names if expert_number(name) is None)
@@ -58,9 +65,12 @@ def load_deepseek(
         modes = {"normal": None, "low_latency": engine.low_latency_max_tokens}
         how = {"modes": modes, "device": device.type, "exact_combine": engine.exact_combine}
         exchange = make_exchange(config.moe, group, slot_map.num_slots, **how)
+    team = None if shares is None else AttentionTeam(group, shares, RoomSizes.for_config(engine, config, shares))
     with all_or_none(group, "load the model"):
         started_s = time.monotonic()
-        model = (builder or ModelBuilder)(engine, config, checkpoint, group, exchange, slot_map, progress).build()
+        how = group, exchange, slot_map, progress, team
+        model = (builder or ModelBuilder)(engine, config, checkpoint, *how).build()
+        model.attention_team = team
         if device.type == "cuda":
             torch.cuda.synchronize()
         gb, seconds = checkpoint.num_bytes_read / 1e9, max(time.monotonic() - started_s, 1e-9)
@@ -114,6 +124,7 @@ class ModelBuilder:
         exchange: Exchange,
         slot_map: SlotMap | None,
         progress: Progress | None,
+        team: AttentionTeam | None = None,
     ):
         self.engine, self.config, self.checkpoint, self.group = engine, config, checkpoint, group
         self.device = checkpoint.device
@@ -127,6 +138,7 @@ class ModelBuilder:
             )
         self.mtp = engine.num_speculative_tokens > 0
         self.pools = self._make_pools()
+        self.split = None if team is None else SplitAttention(config, checkpoint, team)
         self._announce_reads(progress)
 
     def build(self) -> DeepseekModel:
@@ -161,6 +173,8 @@ class ModelBuilder:
 
     def attention(self, prefix: str) -> MLA:
         c = self.config
+        if self.split is not None:
+            return self.split.layer(self, prefix)
         has_lora = c.q_lora_rank is not None
         q, kv = self.linear(prefix + ("q_a_proj" if has_lora else "q_proj")), f"{prefix}kv_a_proj_with_mqa"
         weights = MLAWeights(

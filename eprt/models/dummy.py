@@ -33,6 +33,7 @@ class DummyCheckpoint(TensorSource):
     def __init__(self, model_dir: str | Path, config: ModelConfig, expected: Mapping[str, Kind], device: torch.device):
         super().__init__(model_dir, device)
         self._config = config
+        self._whole_shape: dict[str, tuple[int, ...]] = {}  # of tensors that are read in part
         self._to_draw: dict[str, None] = {}  # what was announced and nobody draws yet, in order
         self._drawn: dict[str, Future[Tensor]] = {}
         self._bytes_ahead = 0
@@ -87,8 +88,13 @@ class DummyCheckpoint(TensorSource):
 
     def _draw(self, name: str) -> Tensor:
         """Standard normals."""
-        shape = self.tensors[name].shape
-        return torch.randn(shape, generator=self._generator(name), device=self.device, dtype=torch.float32)
+        shape = self._whole_shape.get(name, self.tensors[name].shape)
+        drawn = torch.randn(shape, generator=self._generator(name), device=self.device, dtype=torch.float32)
+        return drawn[self._kept_rows[name]].clone() if name in self._kept_rows else drawn
+
+    def _keep_rows(self, name: str, rows: range) -> None:
+        self._whole_shape[name] = self.tensors[name].shape
+        super()._keep_rows(name, rows)
 
     def _take(self, name: str) -> Tensor:
         """What a thread has drawn, or will have; what nobody was told to draw is drawn now."""

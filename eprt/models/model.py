@@ -70,6 +70,10 @@ class Model(Protocol):
         """Tokens routed to each expert slot of this rank since the start, per MoE layer."""
         return []
 
+    def require_restartable(self) -> None:
+        """Raises ValueError, saying why, unless it can go on with other ranks."""
+        self.exchange.require_restartable()
+
     def attention_us(self) -> float | None:
         """Time in attention since the start; None where it is not measured, as on GPUs."""
         return None

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from eprt.config import EngineConfig, ModelConfig
 from eprt.layers.experts import expert_bytes
+from eprt.layers.head_shares import HeadShares
 from eprt.layers.linear import padded_intermediate_size
 from eprt.models.checkpoint import FP4, FP8, TensorSource
 from eprt.models.families import family_of
+from eprt.models.split_attention import share_rows
 from eprt.models.tensor_family import expert_number
 from eprt.ops.weight import BLOCK
 
@@ -22,9 +24,11 @@ class WeightMemory:
     def __init__(self, engine: EngineConfig, config: ModelConfig, checkpoint: TensorSource):
         self._engine, self._config, self._checkpoint = engine, config, checkpoint
         self._family, self._mtp = family_of(config), engine.num_speculative_tokens > 0
+        self._shares = HeadShares.for_config(engine, config) if engine.attention_tp > 1 else None
 
     def dense_bytes(self) -> int:
-        """Of what every rank holds whole: attention, shared experts, embedding, head, and the table of rotations."""
+        """Of what every rank holds: attention (with --attention-tp the largest share of its heads), shared experts,
+        embedding, head, and the table of rotations."""
         weights = sum(self._tensor_bytes(name, shape) for name, (shape, _) in self._dense_tensors())
         return weights + self._rotation_bytes() + self._joined_biases()
 
@@ -45,9 +49,20 @@ class WeightMemory:
         )
 
     def _dense_tensors(self) -> Iterator[tuple[str, tuple[tuple[int, ...], bool]]]:
-        for name, kind in self._family.expected_tensors(self._config, self._mtp).items():
+        for name, (shape, may_be_fp8) in self._family.expected_tensors(self._config, self._mtp).items():
             if expert_number(name) is None:
-                yield name, kind
+                yield name, (self._share_of(name, shape), may_be_fp8)
+
+    def _share_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of a tensor's shape, what the rank with most of it has."""
+        shares = self._shares
+        if shares is None or ".self_attn." not in name:
+            return shape
+        part = name.split(".")[-2]
+        rows = [share_rows(self._config, shares, rank).get(part) for rank in range(shares.num_ranks)]
+        if part == "o_proj" and not shares.gathers and len(shape) == 2:
+            return shape[0], shares.most_heads * self._config.v_head_dim
+        return (max(map(len, filter(None, rows))), *shape[1:]) if any(rows) else shape
 
     def _tensor_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         part, itemsize = name.split(".")[-2], self._config.dtype.itemsize
@@ -86,7 +101,7 @@ class WeightMemory:
     def _joined_biases(self) -> int:
         """Zeros for the part of a joined product that has no bias of its own."""
         c = self._config
-        if not c.attention_bias or c.q_lora_rank is not None:
+        if not c.attention_bias or c.q_lora_rank is not None or self._shares is not None:
             return 0
         return (c.num_hidden_layers + self._mtp) * c.num_attention_heads * c.qk_head_dim * FLOAT32
 

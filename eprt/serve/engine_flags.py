@@ -23,6 +23,16 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
         "CPU ranks that compute each other's prompts, a part of the tokens each: the first token comes sooner while "
         "some have nothing to do; default %(default)s: each its own (docs/prompt-ranks.md)",
     ),
+    "attention_tp": (
+        "N",
+        "CPU ranks that share attention, each for heads of its own, whose weights it alone reads; default %(default)s: "
+        "each its own requests (docs/attention-tp.md)",
+    ),
+    "attention_tp_form": (
+        "HOW",
+        "gather (default: answers are, to the bit, those of --attention-tp 1) or reduce (one wait less in each layer, "
+        "other last bits)",
+    ),
     "ep_payload": ("WHAT", "what dispatch sends: same (the dtype, default) or fp8"),
     "num_redundant_experts": ("N", "slots for replicas in each MoE layer, over all ranks; default %(default)s"),
     "spare_experts": (

@@ -26,6 +26,7 @@ from eprt.serve.openai.reasoning import REASONING_FORMAT_NAMES
 from eprt.serve.openai.tools import TOOL_FORMAT_NAMES
 from eprt.serve.options import MOST_RANKS, OptionError, ServeOptions
 from eprt.serve.scale_flags import add_scale_flags, check_scale
+from eprt.serve.team_flags import check_teams
 from eprt.serve.tier_flags import add_tier_flags, check_tiers
 
 _INF = float("inf")
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("-n", "--ranks", dest="num_ranks", type=int, metavar="N", help=text)
     add_engine_flags(group, "device")
     add_bind_flag(group)
-    add_engine_flags(group, "prompt_ranks", "ep_payload")
+    add_engine_flags(group, "prompt_ranks", "attention_tp", "attention_tp_form", "ep_payload")
     _add_losses(group)
     add_engine_flags(group, "expert_host_copies")
     add_host_flags(parser.add_argument_group("several hosts, without MPI"))
@@ -175,7 +176,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     check_tiers(args)
     check_scale(args)
     _check_values(args)
-    _check_prompt_ranks(args)
+    check_teams(args)
     _check_losses(args)
     _check_hang_timeout(args)
     _check_serve_without_experts(args)
@@ -225,22 +226,6 @@ def _check_values(args: argparse.Namespace) -> None:
     ):
         if not ok:
             raise OptionError(f"{flag} {value}: must be {want}")
-
-
-def _check_prompt_ranks(args: argparse.Namespace) -> None:
-    size, largest = args.prompt_ranks, args.num_ranks
-    if size == 1:
-        return
-    if args.nnodes > 1:
-        raise OptionError(
-            f"--prompt-ranks {size}: ranks that compute one prompt share memory, and these are of {args.nnodes} hosts; "
-            "leave it out"
-        )
-    if args.num_decode:
-        largest = max(args.prefill_ranks if args.num_prefill else 1, args.decode_ranks)
-    if largest is not None and size > largest:
-        what = "the largest instance has" if args.num_decode else "there are"
-        raise OptionError(f"--prompt-ranks {size}: {what} {largest} ranks; must be in 1..{largest}")
 
 
 def _check_losses(args: argparse.Namespace) -> None:

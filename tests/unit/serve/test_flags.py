@@ -52,6 +52,19 @@ from tests.unit.cases import MODEL
             ["--device", "cuda", "--prompt-ranks", "2"],
             "--prompt-ranks 2: one prompt over several ranks works on CPUs only, so far, not with --device cuda",
         ),
+        (["-n", "3", "--attention-tp", "2"], "--attention-tp 2: --ranks 3 makes no teams of 2; must be a multiple"),
+        (
+            ["-n", "2", "--attention-tp", "2", "--max-lost-ranks", "1"],
+            "--attention-tp 2 with --max-lost-ranks 1: nobody has the heads of a rank that is lost; leave one of them",
+        ),
+        (
+            ["--nnodes", "2", "--dist-init-addr", "127.0.0.1:7000", "-n", "2", "--attention-tp", "2"],
+            "--attention-tp 2: ranks that share attention share memory, and these are of 2 hosts; leave it out",
+        ),
+        (
+            ["--prefill", "1", "--prefill-ranks", "2", "--decode", "1", "--attention-tp", "2"],
+            "--attention-tp 2: --decode-ranks 1 makes no teams of 2; must be a multiple of it",
+        ),
         (["-n", "2", "--max-lost-ranks", "2"], "--max-lost-ranks 2: must be in 0..1 with -n 2"),
         (["-n", "2", "--max-lost-ranks", "-1"], "--max-lost-ranks -1: must be in 0..1 with -n 2"),
         (["-n", "2", "--restart-lost-ranks"], "--restart-lost-ranks needs --max-lost-ranks of at least 1"),
