@@ -43,13 +43,13 @@ def detect(
     matrices: WindowMatrices, topology: LinkTopology | None = None, baseline: Baseline | None = None
 ) -> tuple[Outliers, list[Sighting]]:
     topology = topology or LinkTopology.from_nodes(matrices.node_of_rank_N)
-    effects = Effects.from_waits(matrices.wait_us_WNN, topology.tier_NN)
+    effects = Effects.from_waits(matrices.wait_us_WNN, topology.alike_NN)
     outliers = Outliers(
         column_z_WN=effects.column_WN / effects.column_error_W1,
         column_ratio_WN=ratio_of(effects.column_WN),
         row_z_WN=effects.row_WN / effects.row_error_W1,
         row_ratio_WN=ratio_of(effects.row_WN),
-        point_z_WNN=effects.point_WNN / effects.sigma_W1[:, :, None],
+        point_z_WNN=effects.point_z_WNN,
         point_ratio_WNN=ratio_of(effects.point_WNN),
     )
     if matrices.num_ranks < MIN_RANKS_FOR_MEDIANS:
@@ -57,7 +57,7 @@ def detect(
     chance = Chance.from_links(outliers.links()[1])
     sightings = list(sightings_of(outliers, partial(_find_runs, chance)))
     if baseline is not None:
-        effects = Effects.from_waits(baseline.wait_us_WNN, topology.tier_NN).followed_by(effects)
+        effects = Effects.from_waits(baseline.wait_us_WNN, topology.alike_NN).followed_by(effects)
     changes = _find_changes(matrices, baseline, effects, chance)
     return outliers, [*sightings, *(s for s in changes if not any(s.is_seen_as(other) for other in sightings))]
 
@@ -66,11 +66,12 @@ def _find_changes(
     matrices: WindowMatrices, baseline: Baseline | None, effects: Effects, chance: Chance
 ) -> Iterator[Sighting]:
     """Places that are higher than in their own past."""
-    phases_2WNN = np.stack([matrices.dispatch_us_WNN, matrices.combine_us_WNN])
+    phases = [matrices.dispatch_us_WNN, matrices.combine_us_WNN]
     if baseline is not None:
-        phases_2WNN = np.concatenate([[baseline.dispatch_us_WNN, baseline.combine_us_WNN], phases_2WNN], axis=1)
-    num_before = phases_2WNN.shape[1] - len(matrices.window_W)
-    lateness = Lateness.from_waits(*phases_2WNN)
+        before = (baseline.dispatch_us_WNN, baseline.combine_us_WNN)
+        phases = [np.concatenate(both) for both in zip(before, phases, strict=True)]
+    num_before = len(phases[0]) - len(matrices.window_W)
+    lateness = Lateness.from_waits(*phases)
     found = []
     works_WN = np.full(lateness.column_us_WN.shape, np.nan)
     works_WN[num_before:] = spared_us(matrices.blocked_us_WN)

@@ -16,7 +16,10 @@ START = 0.25  # of the tier's median wait, added before the logarithm
 FLOOR_US = 1.0  # waits below the cost of looking are noise
 MIN_SIGMA = 0.05  # a log calmer than 5 % is not believed
 MIN_RANK_SIGMA = 0.05  # ranks differ by this much without being at fault
+_LIKE_OTHERS = 16  # links by which a tier's own noise is drawn to that of all: few links tell little of it
 _FEWEST_WINDOWS = 4  # of a log that tells how its ranks change
+_FEWEST_RANKS = 8  # that tell how ranks differ
+_WINDOWS_THAT_TELL = 8  # of tiers' noise
 _ROUNDS = 3  # of Tukey's median polish; more change the third digit
 
 
@@ -27,7 +30,8 @@ class Effects:
     column_WN: np.ndarray
     row_WN: np.ndarray
     point_WNN: np.ndarray  # what is left of each link
-    sigma_W1: np.ndarray  # standard deviation of point_WNN
+    sigma_W1: np.ndarray  # standard deviation of point_WNN, of all links together
+    sigma_NN: np.ndarray  # how many times that the links of its tier have
     rank_error_W1: np.ndarray  # standard error of a column or row, as far as it follows from the links
     column_error_W1: np.ndarray  # of a column, as restless as columns are from window to window
     row_error_W1: np.ndarray
@@ -52,20 +56,29 @@ class Effects:
         # The standard error of a median of n normal values, and the spread of healthy ranks.
         error_W1 = np.hypot(sigma_W1 * np.sqrt(math.pi / 2 / num_known_W1), MIN_RANK_SIGMA)
         errors = (error_W1 * _restlessness(effect_WN / error_W1) for effect_WN in (column_WN, row_WN))
-        return Effects(column_WN, row_WN, left_WNN, sigma_W1, error_W1, *errors)
+        return Effects(column_WN, row_WN, left_WNN, sigma_W1, _restless_tiers(left_WNN, tier_NN), error_W1, *errors)
+
+    @property
+    def point_z_WNN(self) -> np.ndarray:
+        z_WNN = self.point_WNN / self.sigma_W1[:, :, None]
+        z_WNN /= self.sigma_NN
+        return z_WNN
 
     def followed_by(self, later: "Effects") -> "Effects":
         """The windows of both."""
-        return Effects(*(np.concatenate([getattr(part, f.name) for part in (self, later)]) for f in fields(Effects)))
+        joined = {f.name: np.concatenate([getattr(part, f.name) for part in (self, later)]) for f in fields(Effects)}
+        return Effects(**joined | {"sigma_NN": later.sigma_NN})
 
 
 def _restlessness(z_WN: np.ndarray) -> float:
-    """How much more z-scores of ranks change from window to window than standard errors do: what is late for one is
-    late for all, so the waits for a rank are not independent. At least 1. A step is one change of many."""
-    changes = np.abs(np.diff(z_WN, axis=0))
-    if len(z_WN) < _FEWEST_WINDOWS or np.isnan(changes).all():
+    """How much more z-scores of ranks vary than standard errors do: what is late for one is late for all, so the waits
+    for a rank are not independent. At least 1. How they change from window to window, where a step is one change of
+    many; and how ranks differ for good, where a fault is one rank of many."""
+    if len(z_WN) < _FEWEST_WINDOWS or np.isnan(z_WN).all():
         return 1.0
-    return max(1.0, deviation_of_changes(changes))
+    changing = deviation_of_changes(np.abs(np.diff(z_WN, axis=0)))
+    lasting = 1.4826 * _middle_size(median(z_WN, 0)) if z_WN.shape[1] >= _FEWEST_RANKS else 0.0
+    return max(1.0, math.hypot(changing, lasting))
 
 
 def deviation_of_changes(changes: np.ndarray) -> float:
@@ -99,3 +112,25 @@ def _scale(left_WNN: np.ndarray) -> np.ndarray:
     deviation_W = median(np.where(size_WX < 1e-9, np.nan, size_WX), 1)
     shared_W = np.sqrt(np.nan_to_num(deviation_W) * np.nan_to_num(median(deviation_W, 0)))
     return np.maximum(MIN_SIGMA, 1.4826 * shared_W)[:, None]
+
+
+def _restless_tiers(left_WNN: np.ndarray, tier_NN: np.ndarray) -> np.ndarray:
+    """[N, N]: the noise of each link's tier over that of all links, drawn to 1 where the tier has few. Messages make up
+    more of the long links' waits than of the short ones', so they differ in noise as well."""
+    out_NN, num_tiers = np.ones(tier_NN.shape), int(tier_NN.max(initial=-1)) + 1
+    if num_tiers < 2:
+        return out_NN
+    left_WNN = left_WNN[:: max(1, len(left_WNN) // _WINDOWS_THAT_TELL)]
+    usual_W = np.array([_middle_size(left_NN) for left_NN in left_WNN])
+    for k in range(num_tiers):
+        tier = tier_NN == k
+        own_W, num = np.array([_middle_size(left_NN[tier]) for left_NN in left_WNN]), int(tier.sum())
+        ratio = float(np.median(own_W[usual_W > 0] / usual_W[usual_W > 0])) if (usual_W > 0).any() else 1.0
+        out_NN[tier] = math.sqrt((num * ratio**2 + _LIKE_OTHERS) / (num + _LIKE_OTHERS))
+    return out_NN
+
+
+def _middle_size(values: np.ndarray) -> float:
+    """Median of what is neither unknown nor an exact zero, which the median polish leaves."""
+    size = np.abs(values[np.abs(values) >= 1e-9])
+    return float(np.median(size)) if size.size else 0.0

@@ -33,10 +33,11 @@ class Lateness:
 
     @staticmethod
     def from_waits(dispatch_us_WNN: np.ndarray, combine_us_WNN: np.ndarray) -> "Lateness":
+        single_WN = sum(_largest(_split(phase_us_WNN)[-1]) for phase_us_WNN in (dispatch_us_WNN, combine_us_WNN))
         wait_us_WNN = dispatch_us_WNN + combine_us_WNN
         usual_NN, column_WN, row_WN, left_WNN = _split(wait_us_WNN)
         column_WN, mean_row_WN = _beside_others(column_WN), _beside_others(row_WN + _mean_of_known(left_WNN, 2))
-        single_WN = sum(_largest(_split(phase_us_WNN)[-1]) for phase_us_WNN in (dispatch_us_WNN, combine_us_WNN))
+        del left_WNN  # as large as all waits
         return Lateness(
             column_WN,
             _beside_others(row_WN),

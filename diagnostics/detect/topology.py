@@ -2,6 +2,9 @@
 
 Given in a file, or learned: nodes (or the ranks of a node) form groups where all links between groups are longer than
 all links inside them, from the beginning of the run to its end. Judges no link.
+
+Where racks hold unequal numbers of ranks, links of one tier are still not alike: a rank of the smaller rack has more of
+its links to the other one, so it gets its data late more often, and waits inside its rack are longer as well.
 """
 
 import json
@@ -15,7 +18,11 @@ from ..windows.medians import median
 
 SCHEMA = "eprt.topology/1"
 MIN_STEP = 1.2  # links between groups are at least so many times as long as those inside
+# Of so many places a small step is enough: noise alone divides six into groups that fit in one of 300 logs.
+MANY_PLACES, MIN_STEP_OF_MANY = 6, 1.1
 _MIN_WINDOWS = 4  # fewer cannot tell a layout from a fault
+_IN_NODES = ("node", "half of a node")  # levels that are no racks
+_FEWEST_ALIKE = 4  # ranks of a rack: links of fewer are not compared among themselves alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +31,7 @@ class LinkTopology:
 
     tier_NN: np.ndarray  # index of each link's tier, -1 on the diagonal
     names: tuple[str, ...]  # of the tiers
+    alike_NN: np.ndarray  # index of the links that each is compared with: its tier, or a part of it; -1 on the diagonal
 
     @staticmethod
     def from_nodes(node_of_rank_N: np.ndarray) -> "LinkTopology":
@@ -70,7 +78,22 @@ def _from_levels(levels: list[tuple[str, np.ndarray]]) -> LinkTopology:
     codes, tier_X = np.unique(code_NN[off_diagonal], return_inverse=True)
     tier_NN = np.full((num_ranks, num_ranks), -1)
     tier_NN[off_diagonal] = tier_X
-    return LinkTopology(tier_NN, tuple(_name_of(int(code), [name for name, _ in levels]) for code in codes))
+    names = tuple(_name_of(int(code), [name for name, _ in levels]) for code in codes)
+    return LinkTopology(tier_NN, names, _alike(tier_NN, [group_N for name, group_N in levels if name not in _IN_NODES]))
+
+
+def _alike(tier_NN: np.ndarray, racks: list[np.ndarray]) -> np.ndarray:
+    """Tiers, apart by the sizes of the racks at both ends."""
+    alike_NN = tier_NN.copy()
+    for rack_N in racks:
+        _, rack_N, sizes = np.unique(rack_N, return_inverse=True, return_counts=True)
+        size_N = sizes[rack_N]
+        kinds, kind_N, num_ranks = np.unique(size_N, return_inverse=True, return_counts=True)
+        if len(kinds) > 1 and num_ranks.min() >= _FEWEST_ALIKE:
+            alike_NN = alike_NN * len(kinds) ** 2 + kind_N[:, None] * len(kinds) + kind_N
+    known_NN = tier_NN >= 0
+    alike_NN[known_NN] = np.unique(alike_NN[known_NN], return_inverse=True)[1]
+    return np.where(known_NN, alike_NN, -1)
 
 
 def _name_of(code: int, levels: list[str]) -> str:
@@ -132,7 +155,7 @@ def _find_halves(level_us_NN: np.ndarray, node_of_rank_N: np.ndarray) -> np.ndar
 
 
 def find_groups(level_KK: np.ndarray) -> np.ndarray | None:
-    """Group of each of K >= 3 places if all links between groups are MIN_STEP times as long as all links inside."""
+    """Group of each of K >= 3 places if all links between groups are longer than all links inside, by a clear step."""
     num = len(level_KK)
     i, j = np.triu_indices(num, 1)
     known_X = level_KK[i, j]
@@ -141,7 +164,7 @@ def find_groups(level_KK: np.ndarray) -> np.ndarray | None:
     ordered_X = np.sort(known_X)
     steps_X = ordered_X[1:] / ordered_X[:-1]
     at = int(steps_X.argmax())
-    if steps_X[at] < MIN_STEP:
+    if steps_X[at] < (MIN_STEP if num < MANY_PLACES else MIN_STEP_OF_MANY):
         return None
     is_near_KK = level_KK <= ordered_X[at]
     np.fill_diagonal(is_near_KK, True)

@@ -27,7 +27,7 @@ class Yardstick:
     @cached_property
     def _phases(self) -> tuple[Effects, Effects]:
         """Of dispatch and of combine."""
-        tier_NN, matrices = self._topology.tier_NN, self.matrices
+        tier_NN, matrices = self._topology.alike_NN, self.matrices
         return Effects.from_waits(matrices.dispatch_us_WNN, tier_NN), Effects.from_waits(
             matrices.combine_us_WNN, tier_NN
         )
@@ -202,7 +202,7 @@ class Yardstick:
 
     def _beside_alike(self, column: Sighting, rank: int) -> tuple[float, float, float]:
         """How late a rank is, its messages are, and what is usual, beside links that are alike: without a past."""
-        during_NN, tier_NN = median(self.matrices.wait_us_WNN[self._windows_of(column)], 0), self._topology.tier_NN
+        during_NN, tier_NN = median(self.matrices.wait_us_WNN[self._windows_of(column)], 0), self._topology.alike_NN
         np.fill_diagonal(during_NN, np.nan)
         usual_NN = np.full(during_NN.shape, np.nan)
         for tier in np.unique(tier_NN[tier_NN >= 0]):
@@ -239,7 +239,7 @@ class Yardstick:
         """A link's wait over that of its tier; and the same over what it is in the other windows, NaN where those are
         too few."""
         src, dst = point.place.src, point.place.dst
-        tier_NN = self._topology.tier_NN
+        tier_NN = self._topology.alike_NN
         usual_us_W = median(self.matrices.wait_us_WNN[:, tier_NN == tier_NN[src, dst]], 1)
         ratio_W = self.matrices.wait_us_WNN[:, src, dst] / np.maximum(FLOOR_US, usual_us_W)
         during = median_of_known(ratio_W[self._windows_of(point)])

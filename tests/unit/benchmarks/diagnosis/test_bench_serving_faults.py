@@ -1,8 +1,10 @@
 """The fault suite on simulated serving jobs, reduced, on families and seeds that nothing is tuned on."""
 
 import pytest
+from eprt.diagnostics import Report
 
 from benchmarks.diagnosis.bench_serving_faults import ServingCase, cases, summary, tally
+from benchmarks.diagnosis.serving_job import play_records
 from benchmarks.diagnosis.serving_noise import UNSEEN, UNSEEN_SEEDS
 
 RANKS = (4, 8, 16)
@@ -38,6 +40,20 @@ def test_two_racks_are_no_fault(kind):
     assert job.fault is None and len(set(job.node_of_rank)) == {"racks 3+1": 4, "racks 6+2": 8}[kind]
     assert len(job.slow_pairs) == {"racks 3+1": 3, "racks 6+2": 12}[kind]
     assert tallied(kind, ranks=(16,), most=2)["others"] <= 1, "without tiers, each job has some"
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "seed"),
+    [
+        ("heavy", "racks 3+1", 50032),  # links inside the smaller rack
+        ("heavy", "racks 6+2", 50032),  # the same, where each of its nodes seems to be a rack
+        ("heavy", "racks 6+2", 50002),  # a rank of the smaller rack, where the step between racks is small
+        ("autoregressive", "racks 3+1", 50004),  # a rank in whose links the noise stays
+    ],
+)
+def test_noise_among_racks_is_no_fault(family, kind, seed):
+    job = ServingCase(family, 16, kind).job(seed)
+    assert not Report.of_records(play_records(job)).findings
 
 
 def test_the_table_keeps_seen_and_unseen_apart():

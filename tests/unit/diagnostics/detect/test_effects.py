@@ -68,3 +68,22 @@ def test_waits_below_the_cost_of_looking_are_noise():
 
 def test_the_ratio_of_no_effect_is_one():
     assert ratio_of(np.zeros(1)) == 1.0 and ratio_of(np.array([-9.0])) == 0.0
+
+
+def test_a_tier_has_the_noise_of_its_own_links():
+    node_N = np.arange(16) // 8
+    tier_NN = LinkTopology.from_nodes(node_N).tier_NN
+    cv_NN, rng = np.where(tier_NN == 1, 0.3, 0.1), np.random.default_rng(0)
+    effects = Effects.from_waits(1e6 * np.exp(cv_NN * rng.standard_normal((12, 16, 16))), tier_NN)
+    spread = [float(effects.point_z_WNN[:, tier_NN == tier].std()) for tier in (0, 1)]
+    assert spread == pytest.approx([1.0, 1.0], abs=0.25), "one scale for both gives 0.7 and 1.7"
+    alone = Effects.from_waits(1e6 * np.exp(0.3 * rng.standard_normal((12, 4, 4))), one_tier(4))
+    assert (alone.sigma_NN == 1).all()
+
+
+def test_ranks_that_differ_for_good_are_no_outliers():
+    rng = np.random.default_rng(1)
+    waits_WNN = 1e6 * np.exp(np.linspace(-0.4, 0.4, 16) + 0.1 * rng.standard_normal((12, 16, 16)))
+    effects = Effects.from_waits(waits_WNN, one_tier(16))
+    assert np.median(effects.column_error_W1) > 0.14 > 2 * np.median(effects.rank_error_W1)
+    assert np.median(effects.row_error_W1) < 1.3 * np.median(effects.rank_error_W1)

@@ -63,6 +63,30 @@ def test_groups_need_a_clear_step():
     assert find_groups(np.full((2, 2), 1.0)) is None
 
 
+def test_of_many_nodes_a_smaller_step_is_clear():
+    level_KK = np.full((8, 8), 1.15)
+    level_KK[:6, :6] = level_KK[6:, 6:] = 1.0
+    np.fill_diagonal(level_KK, np.nan)
+    assert find_groups(level_KK).tolist() == [0] * 6 + [1] * 2
+    assert find_groups(level_KK[4:, 4:]) is None, "of four nodes, noise alone divides one log in five"
+
+
+def test_unequal_racks_are_compared_apart():
+    node_N = np.repeat(np.arange(8), 2)
+    unequal = LinkTopology.learn(waits_of(node_N, {(a, b) for a in range(6) for b in (6, 7)}), node_N)
+    small_N = node_N >= 6
+    ends_NN = small_N[:, None] * 2 + small_N
+    for tier in range(3):
+        apart = [set(unequal.alike_NN[(unequal.tier_NN == tier) & (ends_NN == ends)].tolist()) for ends in range(4)]
+        assert all(len(alike) <= 1 for alike in apart) and len(set.union(*apart)) == sum(map(len, apart))
+    assert (np.diag(unequal.alike_NN) == -1).all()
+    equal = LinkTopology.learn(waits_of(node_N, {(a, b) for a in range(4) for b in range(4, 8)}), node_N)
+    assert equal.names[-1] == "between racks" and (equal.alike_NN == equal.tier_NN).all()
+    few_N = np.arange(8)
+    few = LinkTopology.learn(waits_of(few_N, {(a, 7) for a in range(7)}), few_N)
+    assert few.names[-1] == "between racks" and (few.alike_NN == few.tier_NN).all(), "one rank cannot be compared alone"
+
+
 def test_a_file_gives_levels(tmp_path):
     path = tmp_path / "topology.json"
     path.write_text(json.dumps({"schema": "eprt.topology/1", "levels": {"rack": ["a", "a", "b", "b"]}}))
