@@ -21,12 +21,13 @@ def test_each_expert_has_its_room_and_the_rows_come_back_in_their_order():
 def test_a_peer_that_computes_something_else_is_not_timed():
     y, launches = torch.full((4, 8), 2.0), []
     product = PeerProduct(lambda: launches.append(1), y, None)
-    bench_deep_gemm.check(product, torch.full((4, 8), 2.001), "dense")
-    with pytest.raises(SystemExit, match=r"DeepGEMM \(dense\) differs from our product"):
-        bench_deep_gemm.check(product, torch.full((4, 8), 2.1), "dense")
+    wrong = PeerProduct(lambda: launches.append(2), torch.full((4, 8), 2.1), None)
+    right = bench_deep_gemm.agreeing({"masked": wrong, "contiguous": product}, torch.full((4, 8), 2.001))
+    assert right == {"contiguous": product} and launches == [2, 1]
+    with pytest.raises(SystemExit, match="DeepGEMM differs from our product"):
+        bench_deep_gemm.agreeing({"masked": wrong}, torch.full((4, 8), 2.001))
     with pytest.raises(SystemExit, match="differs"):
-        bench_deep_gemm.check(product, torch.full((4, 8), float("nan")), "dense")
-    assert len(launches) == 3
+        bench_deep_gemm.agreeing({"dense": product}, torch.full((4, 8), float("nan")))
 
 
 def test_without_the_package_the_remedy_is_named(monkeypatch):
