@@ -62,8 +62,7 @@ class DeferredExperts:
         the caller's."""
         if self._thread is None:
             return []
-        self._asked.set()
-        self._thread.join()
+        self.close()
         if self._error is not None:
             raise self._error
         layers = self._model.moe_layers()
