@@ -67,6 +67,7 @@ class Diagnosis:
         self._mute_trouble = ""  # why the mutes cannot be read
         self._hung = False  # whether a rank held the others up when the latest window ended
         self.num_windows = self.num_log_errors = self._num_reports = 0
+        self._refused = 0  # windows since the disk took the latest
 
     async def run(self, pool: RankPool) -> None:
         """Closes a window of the pool's ranks every window_s seconds. Ends only by cancellation."""
@@ -221,11 +222,17 @@ class Diagnosis:
                 writer.write(record)
         except OSError as error:
             self._cannot_write(error)
+        else:
+            if self._refused:
+                _log.warning("diagnosis: the log in %s is written again; %d windows are lost", self._log_dir, self._refused)
+                self._refused = 0
 
     def _cannot_write(self, error: OSError) -> None:
         self.num_log_errors += 1
-        if self.num_log_errors & (self.num_log_errors - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
-            _log.error("diagnosis: the log cannot be written (%d windows so far): %s", self.num_log_errors, error)
+        self._refused += 1
+        if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+            told = "diagnosis: the log in %s cannot be written (%d windows so far): %s"
+            _log.error(told, self._log_dir, self._refused, error)
 
     # -- results --
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from eprt import env
 from eprt.ep.group.host_board import HostBoard
 from eprt.models.config_file import ConfigFile
-from eprt.serve.certificate import check_certificate
+from eprt.serve.certificate import check_certificate, tell_refused_certificate
 from eprt.serve.device_check import check_device
 from eprt.serve.errors import print_line
 from eprt.serve.fingerprint import begin_fingerprint
@@ -81,6 +81,7 @@ def prepared_http(options: ServeOptions) -> Iterator[tuple[ServerKeys, socket.so
     keys = read_keys(options)
     tell_open_files(options)
     check_certificate(options)
+    tell_refused_certificate(options)
     http = bind_http(options.host, options.port)
     make_diagnose_dir(options)
     with http:

@@ -19,7 +19,7 @@ from eprt import env
 from eprt.ep.group.agreement import first_difference
 from eprt.ep.group.group import EPGroup
 from eprt.ep.group.host_board import HostBoard
-from eprt.serve.certificate import check_certificate
+from eprt.serve.certificate import check_certificate, tell_refused_certificate
 from eprt.serve.device_check import check_device
 from eprt.serve.errors import print_line
 from eprt.serve.fingerprint import fingerprint
@@ -56,6 +56,7 @@ def run(options: ServeOptions) -> int:
         keys = read_keys(options)
         tell_open_files(options)
         check_certificate(options)
+        tell_refused_certificate(options)
         http = bind_http(options.host, options.port)
         make_diagnose_dir(options)
     try:

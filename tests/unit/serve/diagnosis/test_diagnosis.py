@@ -171,6 +171,31 @@ def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path, caplog):
     assert "cannot be written" in caplog.text and metrics(diagnosis)["eprt_diagnose_log_errors_total"] >= 1
 
 
+def test_a_full_disk_is_named_and_so_is_its_end(tmp_path, caplog):
+    diagnosis = Diagnosis(N, str(tmp_path))
+    close(diagnosis, totals(1))
+    files = list(tmp_path.glob("diagnose_rank*.log"))
+    kept = {path: path.read_bytes() for path in files}
+    for path in files:
+        path.unlink()
+        path.symlink_to("/dev/full")
+    close(diagnosis, *(totals(window) for window in range(2, 7)))
+    assert [record.message for record in caplog.records] == [
+        f"diagnosis: the log in {tmp_path} cannot be written ({number} windows so far): [Errno 28] No space left on device"
+        for number in (1, 2, 4)
+    ]
+    for path in files:
+        path.unlink()
+        path.write_bytes(kept[path])
+    caplog.clear()
+    close(diagnosis, totals(7), totals(8))
+    (again,) = caplog.records
+    assert again.message == f"diagnosis: the log in {tmp_path} is written again; 5 windows are lost"
+    assert metrics(diagnosis)["eprt_diagnose_log_errors_total"] == 5
+    log = read_log(tmp_path)
+    assert not log.problems and sorted({r.window for r in log.records}) == [0, 6, 7]
+
+
 def test_a_finding_is_said_once_when_it_begins_and_once_when_it_is_over(caplog):
     diagnosis = Diagnosis(N)
     calm, slow = (totals(w) for w in range(1, 6)), [totals(w, slow=3, since=5) for w in range(6, 14)]

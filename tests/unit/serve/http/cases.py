@@ -36,22 +36,30 @@ def make_request(
     return Request({"type": "http", "headers": headers, "eprt.request_id": "r", "eprt.key_tier": None}, receive)
 
 
-def make_certificate(folder: Path, name: str, password: str | None = None) -> tuple[Path, Path]:
+def make_certificate(
+    folder: Path, name: str, password: str | None = None, days: int = 2, extensions: tuple[str, ...] = ()
+) -> tuple[Path, Path]:
     """A certificate for this host's loopback address, signed by itself, and its key."""
     certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    command += [
-        "-days",
-        "2",
-        "-subj",
-        "/CN=eprt",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-        "-out",
-        str(certificate),
-        "-keyout",
-        str(key),
-    ]
+    command += ["-days", str(days), "-subj", "/CN=eprt", "-out", str(certificate), "-keyout", str(key)]
+    for extension in ("subjectAltName=IP:127.0.0.1", *extensions):
+        command += ["-addext", extension]
     command += ["-nodes"] if password is None else ["-passout", f"pass:{password}"]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def make_expired_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """The same, whose only day was in 2020. `openssl req` makes none of the past."""
+    certificate, key = make_certificate(folder, name)
+    (folder / "index").touch()
+    (folder / "ca.cnf").write_text(
+        f"[ca]\ndefault_ca = own\n[own]\ndatabase = {folder}/index\nserial = {folder}/serial\nnew_certs_dir = {folder}\n"
+        "default_md = sha256\npolicy = any\nunique_subject = no\n[any]\ncommonName = supplied\n"
+    )
+    command = ["openssl", "ca", "-batch", "-notext", "-config", str(folder / "ca.cnf"), "-create_serial"]
+    command += ["-ss_cert", str(certificate), "-cert", str(certificate), "-keyfile", str(key), "-out", str(certificate)]
+    command += ["-startdate", "20200101000000Z", "-enddate", "20200102000000Z"]
     subprocess.run(command, check=True, capture_output=True)
     return certificate, key
