@@ -33,8 +33,8 @@ def check_certificate(options: ServeOptions) -> None:
 
 
 def tell_refused_certificate(options: ServeOptions) -> None:
-    """Says why clients will refuse the certificate, or that they soon will. The server starts all the same: a client may
-    have been told to look away."""
+    """Says why clients will refuse the certificate, or that they soon will. The server starts all the same: a client
+    may have been told to look away."""
     certificate, key = options.ssl_certfile, options.ssl_keyfile
     if certificate is None:
         return

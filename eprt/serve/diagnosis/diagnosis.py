@@ -224,7 +224,9 @@ class Diagnosis:
             self._cannot_write(error)
         else:
             if self._refused:
-                _log.warning("diagnosis: the log in %s is written again; %d windows are lost", self._log_dir, self._refused)
+                _log.warning(
+                    "diagnosis: the log in %s is written again; %d windows are lost", self._log_dir, self._refused
+                )
                 self._refused = 0
 
     def _cannot_write(self, error: OSError) -> None:

@@ -180,9 +180,9 @@ def test_a_full_disk_is_named_and_so_is_its_end(tmp_path, caplog):
         path.unlink()
         path.symlink_to("/dev/full")
     close(diagnosis, *(totals(window) for window in range(2, 7)))
+    log, why = f"diagnosis: the log in {tmp_path}", "[Errno 28] No space left on device"
     assert [record.message for record in caplog.records] == [
-        f"diagnosis: the log in {tmp_path} cannot be written ({number} windows so far): [Errno 28] No space left on device"
-        for number in (1, 2, 4)
+        f"{log} cannot be written ({number} windows so far): {why}" for number in (1, 2, 4)
     ]
     for path in files:
         path.unlink()
@@ -190,10 +190,10 @@ def test_a_full_disk_is_named_and_so_is_its_end(tmp_path, caplog):
     caplog.clear()
     close(diagnosis, totals(7), totals(8))
     (again,) = caplog.records
-    assert again.message == f"diagnosis: the log in {tmp_path} is written again; 5 windows are lost"
+    assert again.message == f"{log} is written again; 5 windows are lost"
     assert metrics(diagnosis)["eprt_diagnose_log_errors_total"] == 5
-    log = read_log(tmp_path)
-    assert not log.problems and sorted({r.window for r in log.records}) == [0, 6, 7]
+    written = read_log(tmp_path)
+    assert not written.problems and sorted({r.window for r in written.records}) == [0, 6, 7]
 
 
 def test_a_finding_is_said_once_when_it_begins_and_once_when_it_is_over(caplog):

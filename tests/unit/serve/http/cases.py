@@ -55,8 +55,9 @@ def make_expired_certificate(folder: Path, name: str) -> tuple[Path, Path]:
     certificate, key = make_certificate(folder, name)
     (folder / "index").touch()
     (folder / "ca.cnf").write_text(
-        f"[ca]\ndefault_ca = own\n[own]\ndatabase = {folder}/index\nserial = {folder}/serial\nnew_certs_dir = {folder}\n"
-        "default_md = sha256\npolicy = any\nunique_subject = no\n[any]\ncommonName = supplied\n"
+        f"[ca]\ndefault_ca = own\n[own]\ndatabase = {folder}/index\nserial = {folder}/serial\n"
+        f"new_certs_dir = {folder}\ndefault_md = sha256\n"
+        "policy = any\nunique_subject = no\n[any]\ncommonName = supplied\n"
     )
     command = ["openssl", "ca", "-batch", "-notext", "-config", str(folder / "ca.cnf"), "-create_serial"]
     command += ["-ss_cert", str(certificate), "-cert", str(certificate), "-keyfile", str(key), "-out", str(certificate)]
