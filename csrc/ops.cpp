@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "cpu/buffer.h"
 #include "cpu/draw.h"
 #include "cpu/fp4.h"
 #include "cpu/gate.h"
@@ -124,7 +125,7 @@ void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count,
 
 void gate_topk(Tensor logits_TE, OptionalTensor bias_E, int64_t scoring, int64_t n_group, int64_t topk_group,
                bool normalise, double scale, Tensor weights_TK, Tensor expert_idx_TK, bool is_given,
-               int64_t num_threads) {
+               OptionalTensor token_id_T, OptionalTensor slot_L, OptionalTensor slot_idx_TK, int64_t num_threads) {
   eprt::gate_topk({.logits = static_cast<const float*>(logits_TE.data_ptr()),
                    .bias = bias_E ? static_cast<const float*>(bias_E->data_ptr()) : nullptr,
                    .rows = logits_TE.size(0),
@@ -137,7 +138,10 @@ void gate_topk(Tensor logits_TE, OptionalTensor bias_E, int64_t scoring, int64_t
                    .scale = static_cast<float>(scale),
                    .weights = static_cast<float*>(weights_TK.data_ptr()),
                    .expert_idx = static_cast<int64_t*>(expert_idx_TK.data_ptr()),
-                   .is_given = is_given},
+                   .is_given = is_given,
+                   .token_id = token_id_T ? static_cast<const int64_t*>(token_id_T->data_ptr()) : nullptr,
+                   .slot = slot_L ? static_cast<const int64_t*>(slot_L->data_ptr()) : nullptr,
+                   .slot_idx = slot_idx_TK ? static_cast<int64_t*>(slot_idx_TK->data_ptr()) : nullptr},
                   static_cast<int>(num_threads));
 }
 
@@ -220,37 +224,60 @@ void silu_mul(Tensor x_TI2, Tensor out_TI, double limit, int64_t num_threads) {
                   .num_threads = static_cast<int>(num_threads)});
 }
 
+eprt::RopeArgs rope_args(const Tensor& x_TNR, const Tensor& cos_sin_PR, const Tensor& position_T, bool interleaved,
+                         void* out, int64_t num_threads) {
+  return {.x = x_TNR.data_ptr(),
+          .x_row = x_TNR.stride(0),
+          .x_head = x_TNR.stride(1),
+          .cos_sin = static_cast<const float*>(cos_sin_PR.data_ptr()),
+          .position = static_cast<const int64_t*>(position_T.data_ptr()),
+          .out = out,
+          .type = dtype_of(x_TNR),
+          .rows = x_TNR.size(0),
+          .heads = x_TNR.size(1),
+          .size = x_TNR.size(2),
+          .num_positions = cos_sin_PR.size(0),
+          .interleaved = interleaved,
+          .num_threads = static_cast<int>(num_threads)};
+}
+
 int64_t rope(Tensor x_TNR, Tensor cos_sin_PR, Tensor position_T, bool interleaved, Tensor out_TNR,
              int64_t num_threads) {
-  return eprt::rope({.x = x_TNR.data_ptr(),
-                     .x_row = x_TNR.stride(0),
-                     .x_head = x_TNR.stride(1),
-                     .cos_sin = static_cast<const float*>(cos_sin_PR.data_ptr()),
-                     .position = static_cast<const int64_t*>(position_T.data_ptr()),
-                     .out = out_TNR.data_ptr(),
-                     .type = dtype_of(x_TNR),
-                     .rows = x_TNR.size(0),
-                     .heads = x_TNR.size(1),
-                     .size = x_TNR.size(2),
-                     .num_positions = cos_sin_PR.size(0),
-                     .interleaved = interleaved,
-                     .num_threads = static_cast<int>(num_threads)});
+  return eprt::rope(rope_args(x_TNR, cos_sin_PR, position_T, interleaved, out_TNR.data_ptr(), num_threads));
+}
+
+eprt::CacheInsertArgs cache_insert_args(const Tensor& kv_pages, const Tensor& kv_slot_T, const Tensor& kv_TD,
+                                        int64_t num_threads) {
+  return {.pages = kv_pages.data_ptr(),
+          .page_stride = kv_pages.stride(0),
+          .row_stride = kv_pages.stride(1),
+          .num_pages = kv_pages.size(0),
+          .page_size = kv_pages.size(1),
+          .page_type = dtype_of(kv_pages),
+          .slot = static_cast<const int64_t*>(kv_slot_T.data_ptr()),
+          .kv = kv_TD.data_ptr(),
+          .kv_row = kv_TD.stride(0),
+          .kv_type = dtype_of(kv_TD),
+          .rows = kv_TD.size(0),
+          .size = kv_TD.size(1),
+          .num_threads = static_cast<int>(num_threads)};
 }
 
 int64_t cache_insert(Tensor kv_pages, Tensor kv_slot_T, Tensor kv_TD, int64_t num_threads) {
-  return eprt::cache_insert({.pages = kv_pages.data_ptr(),
-                             .page_stride = kv_pages.stride(0),
-                             .row_stride = kv_pages.stride(1),
-                             .num_pages = kv_pages.size(0),
-                             .page_size = kv_pages.size(1),
-                             .page_type = dtype_of(kv_pages),
-                             .slot = static_cast<const int64_t*>(kv_slot_T.data_ptr()),
-                             .kv = kv_TD.data_ptr(),
-                             .kv_row = kv_TD.stride(0),
-                             .kv_type = dtype_of(kv_TD),
-                             .rows = kv_TD.size(0),
-                             .size = kv_TD.size(1),
-                             .num_threads = static_cast<int>(num_threads)});
+  return eprt::cache_insert(cache_insert_args(kv_pages, kv_slot_T, kv_TD, num_threads));
+}
+
+int64_t latent_insert(Tensor kv_pages, Tensor kv_slot_T, Tensor kv_TD, Tensor norm_weight_L, double eps,
+                      Tensor cos_sin_PR, Tensor position_T, bool interleaved, int64_t num_threads) {
+  return eprt::latent_insert({.entry = cache_insert_args(kv_pages, kv_slot_T, kv_TD, num_threads),
+                              .latent_size = norm_weight_L.size(0),
+                              .weight = norm_weight_L.data_ptr(),
+                              .weight_type = dtype_of(norm_weight_L),
+                              .eps = static_cast<float>(eps),
+                              .cos_sin = static_cast<const float*>(cos_sin_PR.data_ptr()),
+                              .position = static_cast<const int64_t*>(position_T.data_ptr()),
+                              .num_positions = cos_sin_PR.size(0),
+                              .interleaved = interleaved});
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
@@ -290,13 +317,24 @@ eprt::MlaArgs mla_args(const Tensor& q_nope, const Tensor& q_rope, const Tensor&
           .num_threads = static_cast<int>(num_threads)};
 }
 
+// cos_sin_PR: q_rope is not rotated yet. Where a position lies outside of it: its row plus the number of rows.
 int64_t mla_decode(Tensor q_nope_BNC, Tensor q_rope_BNR, Tensor kv_pages, Tensor page_table_BP, Tensor seq_len_B,
-                   Tensor w_kv_b, double softmax_scale, Tensor out_BNV, int64_t num_threads) {
-  const eprt::MlaArgs args =
+                   Tensor w_kv_b, double softmax_scale, OptionalTensor cos_sin_PR, OptionalTensor position_B,
+                   bool interleaved, Tensor out_BNV, int64_t num_threads) {
+  eprt::MlaArgs args =
       mla_args(q_nope_BNC, q_rope_BNR, kv_pages, page_table_BP, seq_len_B, w_kv_b, softmax_scale, out_BNV, num_threads);
   const int64_t bad = eprt::mla_first_bad_request(args);
-  if (bad < 0) eprt::mla_decode(args);
-  return bad;
+  if (bad >= 0) return bad;
+  if (!cos_sin_PR) return eprt::mla_decode(args), -1;
+  const eprt::Buffer<float> rotated(q_rope_BNR.numel());  // room for either type
+  const int64_t bad_row =
+      eprt::rope(rope_args(q_rope_BNR, *cos_sin_PR, *position_B, interleaved, rotated.get(), num_threads));
+  if (bad_row >= 0) return args.num_rows + bad_row;
+  args.q_rope = rotated.get();
+  args.q_rope_row = args.num_heads * args.rope;
+  args.q_rope_head = args.rope;
+  eprt::mla_decode(args);
+  return -1;
 }
 
 int64_t mla_extend(Tensor q_nope_TNC, Tensor q_rope_TNR, Tensor kv_pages, Tensor page_table_BP, Tensor seq_len_B,
@@ -354,7 +392,8 @@ STABLE_TORCH_LIBRARY(eprt, m) {
       "Tensor? w13_scale, Tensor w2, Tensor? w2_scale, float limit, int num_threads) -> ()");
   m.def(
       "gate_topk(Tensor logits_TE, Tensor? bias_E, int scoring, int n_group, int topk_group, bool normalise, "
-      "float scale, Tensor(a!) weights_TK, Tensor(b!) expert_idx_TK, bool is_given, int num_threads) -> ()");
+      "float scale, Tensor(a!) weights_TK, Tensor(b!) expert_idx_TK, bool is_given, Tensor? token_id_T, "
+      "Tensor? slot_L, Tensor(c!)? slot_idx_TK, int num_threads) -> ()");
 
   m.def(
       "draw(Tensor logits_XV, Tensor row_Y, Tensor temperature_Y, Tensor min_p_Y, Tensor top_k_Y, Tensor top_p_Y, "
@@ -371,8 +410,12 @@ STABLE_TORCH_LIBRARY(eprt, m) {
       "-> int");
   m.def("cache_insert(Tensor(a!) kv_pages, Tensor kv_slot_T, Tensor kv_TD, int num_threads) -> int");
   m.def(
+      "latent_insert(Tensor(a!) kv_pages, Tensor kv_slot_T, Tensor kv_TD, Tensor norm_weight_L, float eps, "
+      "Tensor cos_sin_PR, Tensor position_T, bool interleaved, int num_threads) -> int");
+  m.def(
       "mla_decode(Tensor q_nope_BNC, Tensor q_rope_BNR, Tensor kv_pages, Tensor page_table_BP, Tensor seq_len_B, "
-      "Tensor w_kv_b, float softmax_scale, Tensor(a!) out_BNV, int num_threads) -> int");
+      "Tensor w_kv_b, float softmax_scale, Tensor? cos_sin_PR, Tensor? position_B, bool interleaved, "
+      "Tensor(a!) out_BNV, int num_threads) -> int");
   m.def(
       "mla_extend(Tensor q_nope_TNC, Tensor q_rope_TNR, Tensor kv_pages, Tensor page_table_BP, Tensor seq_len_B, "
       "Tensor query_start_B1, Tensor w_kv_b, float softmax_scale, Tensor(a!) out_TNV, int num_threads) -> int");
@@ -389,6 +432,7 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CPU, m) {
   m.impl("silu_mul", TORCH_BOX(&silu_mul));
   m.impl("rope", TORCH_BOX(&rope));
   m.impl("cache_insert", TORCH_BOX(&cache_insert));
+  m.impl("latent_insert", TORCH_BOX(&latent_insert));
   m.impl("mla_decode", TORCH_BOX(&mla_decode));
   m.impl("mla_extend", TORCH_BOX(&mla_extend));
   m.impl("index_topk", TORCH_BOX(&index_topk));

@@ -114,6 +114,11 @@ void gate_row(const GateArgs& args, int64_t row, Scratch& scratch) {
   for (int64_t k = 0; k < args.top_k; ++k) sum += weights[k] = scratch.scores[expert_idx[k]];
   const float divisor = args.normalise ? sum + 1e-20f : 1.0f;
   for (int64_t k = 0; k < args.top_k; ++k) weights[k] = weights[k] / divisor * args.scale;
+
+  if (args.token_id != nullptr && args.token_id[row] < 0) std::fill_n(expert_idx, args.top_k, int64_t{-1});
+  if (args.slot == nullptr) return;
+  int64_t* slot_idx = args.slot_idx + row * args.top_k;
+  for (int64_t k = 0; k < args.top_k; ++k) slot_idx[k] = args.slot[expert_idx[k] < 0 ? args.experts : expert_idx[k]];
 }
 
 }  // namespace

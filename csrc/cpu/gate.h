@@ -20,7 +20,10 @@ struct GateArgs {
   float scale;                  // then multiply them
   float* weights;               // [rows, top_k]
   int64_t* expert_idx;          // [rows, top_k], best first, ties to the lowest index
-  bool is_given;                // expert_idx is read, not written: only the weights are wanted
+  bool is_given;                // expert_idx is read, not chosen: only the weights are wanted
+  const int64_t* token_id;      // [rows] or null; of a row whose id is negative, padding, all experts become -1
+  const int64_t* slot;          // [experts + 1] or null; the slot of each expert, of -1 the last
+  int64_t* slot_idx;            // [rows, top_k], the slots of the chosen; null without slot
 };
 
 void gate_topk(const GateArgs& args, int num_threads);

@@ -109,7 +109,13 @@ int team_size(int num_threads, int64_t multiply_adds) {
   return multiply_adds < (1 << 18) ? 1 : std::max(num_threads, 1);
 }
 
-constexpr int64_t kShortPiece = 64;  // columns
+// How many pieces each thread should get of columns * blocks, so that one that is late keeps the others from little.
+// Few rows are bound by memory, where shorter pieces cost nothing and leave less to wait for at the end.
+int pieces_per_thread(int64_t columns, int64_t blocks, int64_t rows, int team) {
+  const bool few = rows <= 32 * blocks;
+  const int64_t shortest = few ? 32 : 64, most = few ? 16 : 4;  // columns, pieces
+  return static_cast<int>(std::clamp<int64_t>(columns * blocks / (team * shortest), 1, most));
+}
 
 // Bounds the scratch memory for packed activations and for the experts' intermediate.
 constexpr int64_t kRowsAtOnce = 1024;
@@ -202,8 +208,13 @@ void run_experts(const std::vector<RowGroup>& groups, const Rows& x, int64_t row
   const GemmKernels& kernels = kernels_for(x.dtype, w13.dtype == Dtype::kFp4 ? Dtype::kBFloat16 : w13.dtype);
   const int team = team_size(num_threads, rows * w2.n * w2.k);
   const Pieces row_blocks(groups, 16, 1, 1);
-  const Pieces gate_pieces = Pieces::for_team(groups, w2.k, kernels, team, 4, max_width(w13, 2, kernels));
-  const Pieces down_pieces = Pieces::for_team(groups, w2.n, kernels, team, 4, max_width(w2, 1, kernels));
+  const auto per_thread = [&](int64_t columns) {
+    return std::max(4, pieces_per_thread(columns, static_cast<int64_t>(groups.size()), rows, team));
+  };
+  const Pieces gate_pieces =
+      Pieces::for_team(groups, w2.k, kernels, team, per_thread(w2.k), max_width(w13, 2, kernels));
+  const Pieces down_pieces =
+      Pieces::for_team(groups, w2.n, kernels, team, per_thread(w2.n), max_width(w2, 1, kernels));
   const Packed packed = Packed::for_rows(x, rows, w13.k, kernels, t_packed);
   const int64_t h_stride = kernels.packed_row_bytes(w2.k);
   const Packed h{t_intermediate.reserve(rows * h_stride), h_stride};
@@ -238,9 +249,7 @@ void linear(const Rows& x, int64_t m, const Matrix& w, const float* bias, void* 
     const int team = team_size(num_threads, rows * w.n * w.k);
     const std::vector<RowGroup> groups{{.matrix = 0, .row0 = 0, .rows = rows, .first_piece = 0}};
     const Pieces row_blocks(groups, 16, 1, 1);
-    // Several pieces per thread, so that a thread that is interrupted keeps the others from little, unless they get
-    // short.
-    const int per_thread = static_cast<int>(std::clamp<int64_t>(w.n / (team * kShortPiece), 1, 4));
+    const int per_thread = pieces_per_thread(w.n, 1, rows, team);
     const Pieces pieces = Pieces::for_team(groups, w.n, kernels, team, per_thread);
     const Rows x_rows = skip(x, row0);
     const Packed packed = Packed::for_rows(x_rows, rows, w.k, kernels, t_packed);

@@ -58,11 +58,26 @@ struct CacheInsertArgs {
   int num_threads;
 };
 
+// Cache entries from projections [latent | key]: the latent normalised, the key rotated.
+struct LatentInsertArgs {
+  CacheInsertArgs entry;  // of the projections
+  int64_t latent_size;
+  const void* weight;  // [latent_size]
+  Dtype weight_type;
+  float eps;
+  const float* cos_sin;     // [num_positions, size - latent_size], as in RopeArgs
+  const int64_t* position;  // [rows]
+  int64_t num_positions;
+  bool interleaved;
+};
+
 void rms_norm(const RmsNormArgs& args);
 void silu_mul(const SiluMulArgs& args);
 // Both return the first row whose position or slot lies outside the table or the pool (nothing is written then), or -1.
 int64_t rope(const RopeArgs& args);
 int64_t cache_insert(const CacheInsertArgs& args);
+// Likewise, a row number plus the number of rows where the position is at fault.
+int64_t latent_insert(const LatentInsertArgs& args);
 
 #define EPRT_ROWWISE_KERNELS(isa)                 \
   namespace isa {                                 \

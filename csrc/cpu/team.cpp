@@ -20,7 +20,7 @@ namespace {
 constexpr int kIndexBits = 22;
 constexpr uint64_t kIndexMask = (1u << kIndexBits) - 1;
 constexpr int64_t kMostAtOnce = kIndexMask;      // indices of one loop; more are cut into several
-constexpr std::chrono::microseconds kSpin(100);  // longer than Python takes between two operators of a step
+constexpr std::chrono::microseconds kSpin(400);  // longer than Python takes between two loops of a step
 constexpr int kPausesBetweenLooks = 32, kPausesBeforeYield = 4096;
 
 struct alignas(64) Share {

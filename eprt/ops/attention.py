@@ -77,18 +77,26 @@ def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: 
     if kv_pages.dtype == torch.uint8:
         kv_TD = _fp8_entries(kv_TD, rope_size, kv_pages.shape[2])
         kv_pages = kv_pages.view(kv_TD.dtype)
-    num_pages, page_size, kv_dim = kv_pages.shape
-    num_tokens = kv_slot_T.numel()
+    slot_T = _slots(kv_pages, kv_slot_T, kv_TD)
+    bad = native.load().cache_insert(kv_pages, slot_T, _rows(kv_TD), torch.get_num_threads())
+    if bad >= 0:
+        raise _slot_outside(kv_pages, slot_T, bad)
+
+
+def _slots(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor) -> Tensor:
+    """The slots as kernels read them. ValueError unless there is one for each entry, and entries fit the pages."""
+    kv_dim, num_tokens = kv_pages.shape[2], kv_slot_T.numel()
     if not (kv_slot_T.dim() == 1 and kv_TD.shape == (num_tokens, kv_dim)):
         raise ValueError(
             f"kv has shape {tuple(kv_TD.shape)} and kv_slot {tuple(kv_slot_T.shape)}: must be [T, {kv_dim}] and [T]"
         )
-    slot_T = kv_slot_T.to(torch.int64).contiguous()
-    bad = native.load().cache_insert(kv_pages, slot_T, _rows(kv_TD), torch.get_num_threads())
-    if bad >= 0:
-        raise ValueError(
-            f"kv_slot[{bad}] = {slot_T[bad].item()} is outside the cache of {num_pages} pages of {page_size} tokens"
-        )
+    return kv_slot_T.to(torch.int64).contiguous()
+
+
+def _slot_outside(kv_pages: Tensor, slot_T: Tensor, row: int) -> ValueError:
+    num_pages, page_size, _ = kv_pages.shape
+    where = f"outside the cache of {num_pages} pages of {page_size} tokens"
+    return ValueError(f"kv_slot[{row}] = {int(slot_T[row])} is {where}")
 
 
 def _fp8_entries(kv_TD: Tensor, rope_size: int, width: int) -> Tensor:
@@ -104,12 +112,25 @@ def _fp8_entries(kv_TD: Tensor, rope_size: int, width: int) -> Tensor:
 def latent_insert(
     kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, norm_weight_L: Tensor, eps: float, rotation: Rotation
 ) -> None:
-    """Inserts each token's projection kv_TD: RMSNorm of the latent, rotation of the key, cache_insert."""
-    rope_size = kv_TD.shape[1] - norm_weight_L.shape[0]
-    latent_TL, k_rope_TR = kv_TD.split([norm_weight_L.shape[0], rope_size], dim=-1)
-    k_rope_TR = elementwise.rope(k_rope_TR.unsqueeze(1), rotation).squeeze(1)
-    entries_TD = torch.cat((elementwise.rms_norm(latent_TL, norm_weight_L, eps), k_rope_TR), dim=-1)
-    cache_insert(kv_pages, kv_slot_T, entries_TD, rope_size)
+    """Inserts each token's projection kv_TD: RMSNorm of the latent, rotation of the key, cache_insert.
+
+    ValueError for a slot outside the pool and for a position outside the table; nothing is written then.
+    """
+    latent, width = norm_weight_L.numel(), kv_TD.shape[-1]
+    if kv_pages.dtype == torch.uint8:
+        latent_TL, k_rope_TR = kv_TD.split([latent, width - latent], dim=-1)
+        k_rope_TR = elementwise.rope(k_rope_TR.unsqueeze(1), rotation).squeeze(1)
+        entries_TD = torch.cat((elementwise.rms_norm(latent_TL, norm_weight_L, eps), k_rope_TR), dim=-1)
+        return cache_insert(kv_pages, kv_slot_T, entries_TD, width - latent)
+    _check_pages(kv_pages)
+    _check_dtype("kv", kv_TD, *_DTYPES)
+    _check_dtype("kv_slot", kv_slot_T, torch.int32, torch.int64)
+    slot_T, weight = _slots(kv_pages, kv_slot_T, kv_TD), elementwise.checked_norm_weight(norm_weight_L, latent)
+    table, position = rotation.checked(len(slot_T), width - latent)
+    inputs, how = (_rows(kv_TD), weight, eps, table, position), (rotation.interleaved, torch.get_num_threads())
+    bad = native.load().latent_insert(kv_pages, slot_T, *inputs, *how)
+    if bad >= 0:
+        raise _slot_outside(kv_pages, slot_T, bad) if bad < len(slot_T) else rotation.outside(bad - len(slot_T))
 
 
 def norm_insert(
@@ -197,8 +218,6 @@ def mla_decode(
         layer. For GPUs, unused here.
     ValueError when a request's pages or length do not fit the cache; nothing is computed then.
     """
-    if rotation is not None:
-        q_rope_BNR = elementwise.rope(q_rope_BNR, rotation)
     kv_pages = context.kv_pages
     out_BNV = _output(q_nope_BNC, q_rope_BNR, kv_pages, w_kv_b, softmax_scale)
     table, seq_len = _index("page_table", context.page_table_BP, 2), _index("seq_len", context.seq_len_B, 1)
@@ -208,9 +227,14 @@ def mla_decode(
             f"{batch} queries, but page_table has {table.shape[0]} requests and seq_len {seq_len.shape[0]}"
         )
     q = _rows(q_nope_BNC), _rows(q_rope_BNR)
+    turn = (None, None, False)
+    if rotation is not None:
+        turn = *rotation.checked(batch, q_rope_BNR.shape[2]), rotation.interleaved
     bad = native.load().mla_decode(
-        *q, kv_pages, table, seq_len, w_kv_b, softmax_scale, out_BNV, torch.get_num_threads()
+        *q, kv_pages, table, seq_len, w_kv_b, softmax_scale, *turn, out_BNV, torch.get_num_threads()
     )
+    if bad >= batch and rotation is not None:
+        raise rotation.outside(bad - batch)
     if bad >= 0:
         raise ValueError(_explain(bad, kv_pages, table, seq_len, bad, bad + 1, batch))
     return out_BNV

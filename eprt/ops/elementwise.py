@@ -24,7 +24,7 @@ def _checked_rows(name: str, x: Tensor, ndim: int) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _checked_norm_weight(weight_H: Tensor, size: int) -> Tensor:
+def checked_norm_weight(weight_H: Tensor, size: int) -> Tensor:
     if weight_H.shape != (size,):
         raise ValueError(f"weight has shape {tuple(weight_H.shape)}, must be [{size}] like the rows")
     return _checked_rows("weight", weight_H, 1)
@@ -34,7 +34,7 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, per row."""
     x = _checked_rows("x", x_TH, 2)
     out_TH = x.new_empty(x.shape)
-    native.load().rms_norm(x, _checked_norm_weight(weight_H, x.shape[1]), eps, out_TH, torch.get_num_threads())
+    native.load().rms_norm(x, checked_norm_weight(weight_H, x.shape[1]), eps, out_TH, torch.get_num_threads())
     return out_TH
 
 
@@ -46,7 +46,7 @@ def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
             f"x is {x.dtype} {tuple(x.shape)}, residual {residual.dtype} {tuple(residual.shape)}: must be the same"
         )
     out_TH, sum_TH = x.new_empty(x.shape), x.new_empty(x.shape)
-    weight = _checked_norm_weight(weight_H, x.shape[1])
+    weight = checked_norm_weight(weight_H, x.shape[1])
     native.load().add_rms_norm(x, residual, weight, eps, out_TH, sum_TH, torch.get_num_threads())
     return out_TH, sum_TH
 
@@ -74,25 +74,31 @@ class Rotation:
     interleaved: bool
 
 
+    def checked(self, num_rows: int, size: int) -> tuple[Tensor, Tensor]:
+        """The table and the positions as kernels read them. ValueError unless they fit so many rows of this size."""
+        table, position = self.cos_sin_PR, self.position_T
+        if size % 2 != 0:
+            raise ValueError(f"x has {size} rotary dimensions, must be even")
+        if not (table.dtype == torch.float32 and table.dim() == 2 and table.shape[1] == size):
+            raise ValueError(
+                f"cos_sin is {table.dtype} {tuple(table.shape)}, must be torch.float32 [positions, {size}]"
+            )
+        if not (position.shape == (num_rows,) and position.dtype in (torch.int64, torch.int32)):
+            raise ValueError(f"position is {position.dtype} {tuple(position.shape)}, must be torch.int64 [{num_rows}]")
+        return table.contiguous(), position.to(torch.int64).contiguous()
+
+    def outside(self, row: int) -> ValueError:
+        """What to raise where a row's position is not in the table."""
+        position = int(self.position_T[row])
+        return ValueError(f"position[{row}] = {position} is outside the {self.cos_sin_PR.shape[0]} of cos_sin")
+
+
 def rope(x_TNR: Tensor, rotation: Rotation) -> Tensor:
     """Rotates pairs of the last dimension. ValueError for a position outside the table."""
-    cos_sin_PR, position_T = rotation.cos_sin_PR, rotation.position_T
     x = _checked_rows("x", x_TNR, 3)
-    size = x.shape[2]
-    if size % 2 != 0:
-        raise ValueError(f"x has {size} rotary dimensions, must be even")
-    if not (cos_sin_PR.dtype == torch.float32 and cos_sin_PR.dim() == 2 and cos_sin_PR.shape[1] == size):
-        raise ValueError(
-            f"cos_sin is {cos_sin_PR.dtype} {tuple(cos_sin_PR.shape)}, must be torch.float32 [positions, {size}]"
-        )
-    if not (position_T.shape == x.shape[:1] and position_T.dtype in (torch.int64, torch.int32)):
-        raise ValueError(
-            f"position is {position_T.dtype} {tuple(position_T.shape)}, must be torch.int64 [{x.shape[0]}]"
-        )
-    position = position_T.to(torch.int64).contiguous()
+    table, position = rotation.checked(x.shape[0], x.shape[2])
     out_TNR = x.new_empty(x.shape)
-    table, threads = cos_sin_PR.contiguous(), torch.get_num_threads()
-    bad = native.load().rope(x, table, position, rotation.interleaved, out_TNR, threads)
+    bad = native.load().rope(x, table, position, rotation.interleaved, out_TNR, torch.get_num_threads())
     if bad >= 0:
-        raise ValueError(f"position[{bad}] = {position[bad].item()} is outside the {cos_sin_PR.shape[0]} of cos_sin")
+        raise rotation.outside(bad)
     return out_TNR

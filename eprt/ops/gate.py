@@ -41,6 +41,19 @@ def gate_topk(
     token_id_T: a negative id marks a padding row, whose experts are all -1.
     given_TK: int64, experts that are chosen already: they only get their weights, in this order.
     """
+    weights_TK, expert_idx_TK, _ = _choose(logits_TE, bias_E, rule, token_id_T, given_TK, None)
+    return weights_TK, expert_idx_TK
+
+
+def _choose(
+    logits_TE: Tensor,
+    bias_E: Tensor | None,
+    rule: GateRule,
+    token_id_T: Tensor | None,
+    given_TK: Tensor | None,
+    slot_L: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(weights_TK, expert_idx_TK) of gate_topk, and with slot_L the slots of these experts."""
     top_k, n_group, topk_group = rule.top_k, rule.n_group, rule.topk_group
     num_tokens, num_experts = logits_TE.shape
     if logits_TE.dtype != torch.float32:
@@ -58,6 +71,7 @@ def gate_topk(
         expert_idx_TK = torch.empty(num_tokens, top_k, dtype=torch.int64)
     else:
         expert_idx_TK = _checked_choice(given_TK, num_tokens, top_k, num_experts)
+    slot_idx_TK = None if slot_L is None else torch.empty_like(expert_idx_TK)
     native.load().gate_topk(
         logits_TE.contiguous(),
         None if bias_E is None else bias_E.contiguous(),
@@ -69,11 +83,24 @@ def gate_topk(
         weights_TK,
         expert_idx_TK,
         given_TK is not None,
+        None if token_id_T is None else _checked_ids(token_id_T, num_tokens),
+        None if slot_L is None else _checked_slots(slot_L, num_experts),
+        slot_idx_TK,
         torch.get_num_threads(),
     )
-    if token_id_T is not None:
-        expert_idx_TK.masked_fill_(token_id_T.view(-1, 1) < 0, -1)
-    return weights_TK, expert_idx_TK
+    return weights_TK, expert_idx_TK, slot_idx_TK
+
+
+def _checked_ids(token_id_T: Tensor, num_tokens: int) -> Tensor:
+    if token_id_T.numel() != num_tokens:
+        raise ValueError(f"{token_id_T.numel()} token ids for {num_tokens} rows")
+    return token_id_T.to(torch.int64).contiguous()
+
+
+def _checked_slots(slot_L: Tensor, num_experts: int) -> Tensor:
+    if slot_L.dtype != torch.int64 or tuple(slot_L.shape) != (num_experts + 1,):
+        raise ValueError(f"slots are {slot_L.dtype} {tuple(slot_L.shape)}; they must be int64 ({num_experts + 1},)")
+    return slot_L.contiguous()
 
 
 def _checked_choice(given_TK: Tensor, num_tokens: int, top_k: int, num_experts: int) -> Tensor:
@@ -100,5 +127,6 @@ def gate_slots(
 
     slot_L: int64 [experts + 1], the slot of each expert; the last is for index -1, and -1.
     """
-    weights_TK, expert_idx_TK = gate_topk(logits_TE, bias_E, rule, token_id_T, given_TK)
-    return weights_TK, expert_idx_TK, slot_L[expert_idx_TK]
+    weights_TK, expert_idx_TK, slot_idx_TK = _choose(logits_TE, bias_E, rule, token_id_T, given_TK, slot_L)
+    assert slot_idx_TK is not None
+    return weights_TK, expert_idx_TK, slot_idx_TK

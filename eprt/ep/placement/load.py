@@ -22,7 +22,8 @@ class LoadRecorder:
 
     In a step: begin(), record() by each layer, end() when all has been launched; then, for each pass of an MTP layer
     beyond the first, begin_drafts(), record(), and count_drafts() after every pass. The sample holds the latest A
-    tokens looked at, the same ones in every layer, in a ring: memory does not grow.
+    tokens looked at, the same ones in every layer, in a ring: memory does not grow. Choices are counted once a step,
+    those of all layers together: one by one that would cost each layer of a decode more than its arithmetic.
     """
 
     def __init__(self, num_layers: int, num_experts: int, top_k: int, sample_size: int = 4096):
@@ -32,11 +33,13 @@ class LoadRecorder:
         self._step_A = np.zeros(sample_size, dtype=np.int64)
         self._num_steps = self._num_sampled = 0
         self._num_decode = 0
+        self._uncounted: list[tuple[int, np.ndarray]] = []  # of each part: the number of its first bin, and its choices
         self._rows = self._places = np.empty(0, dtype=np.int64)
 
     @property
     def tokens_PLE(self) -> np.ndarray:
         """int64 [2, L, E], choices since the start, prefill and decode apart."""
+        self._count()
         return self._tokens_PLE
 
     def begin(self, num_tokens: int, num_decode: int) -> None:
@@ -61,17 +64,28 @@ class LoadRecorder:
         come in parts."""
         expert_TK = expert_idx_TK.cpu().numpy()
         num_decode = max(0, self._num_decode - first)
+        _, num_layers, num_experts = self._tokens_PLE.shape
         for phase, part in enumerate((expert_TK[num_decode:], expert_TK[:num_decode])):
             if len(part):
-                # One bin more, for the masked.
-                bins = np.bincount(part.reshape(-1) + 1, minlength=self._tokens_PLE.shape[2] + 1)
-                self._tokens_PLE[phase, layer] += bins[1:]
+                self._uncounted.append(((phase * num_layers + layer) * (num_experts + 1), part))
         if len(self._rows):
             here = (self._rows >= first) & (self._rows < first + len(expert_TK))
             self._sample_LAK[layer, self._places[here]] = expert_TK[self._rows[here] - first]
 
+    def _count(self) -> None:
+        """What record() was given since the last call."""
+        if not self._uncounted:
+            return
+        num_phases, num_layers, num_experts = self._tokens_PLE.shape
+        # One bin more per row, the first, for the masked.
+        bins = np.concatenate([part.reshape(-1) + (first_bin + 1) for first_bin, part in self._uncounted])
+        counts = np.bincount(bins, minlength=num_phases * num_layers * (num_experts + 1))
+        self._tokens_PLE += counts.reshape(num_phases, num_layers, num_experts + 1)[:, :, 1:]
+        self._uncounted = []
+
     def end(self) -> None:
         """The step has been launched."""
+        self._count()
 
     def count_drafts(self, num_tokens: int) -> None:
         """A pass of the MTP layer over num_tokens tokens has been launched."""

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eprt.ops import attention
+from eprt.ops import attention, elementwise
 from eprt.ops.attention import PagedContext
+from eprt.ops.elementwise import Rotation
 from eprt.ops.kv_format import KVFormat
 from tests import reference_ops as reference
 
@@ -291,6 +292,30 @@ def test_cache_insert_of_fp8_entries(isa):
             attention.cache_insert(pages, torch.tensor([0, 24]), kv[:2], rope)
         with pytest.raises(ValueError, match=f"entries of {entry.width} bytes; these of {lora + 64 + rope} values"):
             attention.cache_insert(pages, slot, torch.randn(13, lora + 64 + rope), rope)
+
+
+@pytest.mark.parametrize("kv_dtype", [F32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("interleaved", [True, False], ids=["pairs", "halves"])
+def test_latent_insert_is_norm_rotation_and_insert(isa, kv_dtype, interleaved):
+    rotation = Rotation(torch.randn(50, 8), torch.randint(50, (13,)), interleaved)
+    for latent, page_dtype in ((37, F32), (512, BF16)):
+        kv, weight = torch.randn(13, latent + 8 + 3).to(kv_dtype)[:, 3:], torch.rand(latent).to(kv_dtype)
+        pages, slot = torch.randn(6, 4, latent + 8).to(page_dtype), torch.randperm(24)[:13]
+        before, want = pages.clone(), pages.clone()
+        normed = elementwise.rms_norm(kv[:, :latent], weight, 1e-6)
+        rotated = elementwise.rope(kv[:, latent:].unsqueeze(1), rotation).squeeze(1)
+        reference.cache_insert(want, slot, torch.cat((normed, rotated), dim=-1))
+        attention.latent_insert(pages, slot.to(torch.int32), kv, weight, 1e-6, rotation)
+        assert torch.equal(pages, want)
+
+        far, full = rotation.position_T.clone(), slot.clone()
+        far[5], full[2] = 50, 24
+        kept = before.clone()
+        with pytest.raises(ValueError, match=r"position\[5\] = 50 is outside the 50 of cos_sin"):
+            attention.latent_insert(kept, slot, kv, weight, 1e-6, replace(rotation, position_T=far))
+        with pytest.raises(ValueError, match=r"kv_slot\[2\] = 24 is outside the cache of 6 pages of 4"):
+            attention.latent_insert(kept, full, kv, weight, 1e-6, rotation)
+        assert torch.equal(kept, before)
 
 
 def test_bf16_rounds_to_even_and_keeps_nan(isa):
