@@ -213,8 +213,7 @@ void run_experts(const std::vector<RowGroup>& groups, const Rows& x, int64_t row
   };
   const Pieces gate_pieces =
       Pieces::for_team(groups, w2.k, kernels, team, per_thread(w2.k), max_width(w13, 2, kernels));
-  const Pieces down_pieces =
-      Pieces::for_team(groups, w2.n, kernels, team, per_thread(w2.n), max_width(w2, 1, kernels));
+  const Pieces down_pieces = Pieces::for_team(groups, w2.n, kernels, team, per_thread(w2.n), max_width(w2, 1, kernels));
   const Packed packed = Packed::for_rows(x, rows, w13.k, kernels, t_packed);
   const int64_t h_stride = kernels.packed_row_bytes(w2.k);
   const Packed h{t_intermediate.reserve(rows * h_stride), h_stride};

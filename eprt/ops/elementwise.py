@@ -73,7 +73,6 @@ class Rotation:
     # the same numbers, permuted. Queries and keys are permuted alike, so their products agree.
     interleaved: bool
 
-
     def checked(self, num_rows: int, size: int) -> tuple[Tensor, Tensor]:
         """The table and the positions as kernels read them. ValueError unless they fit so many rows of this size."""
         table, position = self.cos_sin_PR, self.position_T
