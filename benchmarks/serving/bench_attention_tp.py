@@ -38,14 +38,16 @@ from eprt.models.deepseek import DeepseekModel
 NUM_RANKS = 2
 SHAPES = {"v2-lite": DEEPSEEK_V2_LITE, "v3": DEEPSEEK_V3}
 WAYS = ("alone", "gather", "reduce")
-SHAPE = {"vocab_size": 4096, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0, "quantization_config": None}
+SHAPE = {"vocab_size": 4096, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0, "n_group": 1, "topk_group": 1}
 
 
 @contextmanager
 def shape_with(shape: Path, num_experts: int) -> Iterator[Path]:
     config = json.loads((shape / "config.json").read_text())
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps({**config, **SHAPE, "n_routed_experts": num_experts}))
+        (Path(folder) / "config.json").write_text(
+            json.dumps({**config, **SHAPE, "quantization_config": None, "n_routed_experts": num_experts})
+        )
         yield Path(folder)
 
 

@@ -186,10 +186,6 @@ class AttentionTeam:
         """Until all ranks of the team have come; then what each wrote before is there for all."""
         self._barrier.wait()
 
-    @property
-    def waited_us(self) -> float:
-        return self._barrier.waited_us
-
     def show_batch(self, batch: ForwardBatch) -> None:
         self._own.desk.write(batch)
 

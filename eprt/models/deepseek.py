@@ -145,7 +145,8 @@ class DeepseekModel(Model):
         super().require_restartable()
 
     def attention_us(self) -> float | None:
-        return self.lanes.attention_us()
+        # A team's ranks compute each other's, whoever has the tokens.
+        return self.lanes.attention_us() if self.attention_team is None else None
 
     def reset_counters(self) -> None:
         for moe in self.moe_layers():

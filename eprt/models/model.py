@@ -75,7 +75,7 @@ class Model(Protocol):
         self.exchange.require_restartable()
 
     def attention_us(self) -> float | None:
-        """Time in attention since the start; None where it is not measured, as on GPUs."""
+        """Time in attention to this rank's tokens since the start; None where it is not measured, as on GPUs."""
         return None
 
     def reset_counters(self) -> None:

@@ -75,6 +75,7 @@ def same_answers(group: EPGroup, directory: str, size: int) -> None:
                 assert answers(llm, prompts, one_by_one) == expected, (options, one_by_one)
                 llm.engine.check_integrity()
             assert llm.engine.stats().kv_pages_used_now == 0 and not llm.engine.has_work
+            assert llm.engine.model.attention_us() is None, "it would be other ranks' tokens', too"
             if llm.engine.config.hands_over:
                 others_read_its_pages(llm.engine)
 
