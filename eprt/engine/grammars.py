@@ -235,10 +235,8 @@ def _grammar_text(outputs: StructuredOutputs, special: Mapping[str, int]) -> str
         raise GrammarError(str(error)) from None
     except TypeError as error:  # a number where a list belongs, for instance
         raise GrammarError(f"not a JSON schema: {error}") from None
-    if outputs.after is not None:
-        main = {"name": "main", "lark_grammar": lark.text_before(outputs.after, special)}
-        return json.dumps({"grammars": [main, {"name": lark.FORM, **form}]})
-    return json.dumps({"grammars": [form]})
+    main = lark.text_before(outputs.after, special)
+    return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, {"name": lark.FORM, **form}]})
 
 
 def _form_part(outputs: StructuredOutputs, special: Mapping[str, int]) -> dict[str, Any]:

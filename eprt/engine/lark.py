@@ -14,11 +14,20 @@ from eprt.engine.structured_outputs import FramedCalls
 # Where a grammar of several parts has its form.
 FORM = "form"
 
+# Where a text can go on in one way only, llguidance allows but the token that its tokenizer would choose for that text.
+# Not so here: a token may follow if its text fits, so that a mask says no more than a question about one token. Masks
+# take a third less time that way.
+_EVERY_SPELLING = '%llguidance {"no_forcing": true}'
 
-def text_before(mark: str, special: Mapping[str, int]) -> str:
-    """Any text up to the mark, then the grammar named FORM. special: text -> id of the special tokens."""
+
+def text_before(mark: str | None, special: Mapping[str, int]) -> str:
+    """The grammar named FORM, behind any text up to the mark. special: text -> id of the special tokens.
+
+    mark: None: no text comes before."""
+    if mark is None:
+        return f"{_EVERY_SPELLING}\nstart: @{FORM}"
     rule, terminals = _up_to(mark, special)
-    return f"start: before @{FORM}\nbefore{rule}\n{terminals}"
+    return f"{_EVERY_SPELLING}\nstart: before @{FORM}\nbefore{rule}\n{terminals}"
 
 
 def framed_calls(calls: FramedCalls, special: Mapping[str, int]) -> str:

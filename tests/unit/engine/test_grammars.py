@@ -142,6 +142,32 @@ def test_masks_are_of_the_models_vocabulary(grammars, tokenizer):
     assert np.flatnonzero(np.unpackbits(grammars.eos_B, bitorder="little")).tolist() == [1]
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": {"const": {"name": "abc def"}}},
+        {"json": {"enum": ["Oslo", "Osaka"]}},
+        {"choice": ["one two three"]},
+        {"regex": "same text[0-9]"},
+        {"grammar": 'start: "a long word" | "a long day"'},
+        {"json": {"type": "boolean"}, "after": "</think>"},
+    ],
+)
+def test_where_a_text_is_certain_each_way_to_spell_it_may_follow(grammars, form):
+    """A mask allows the tokens that a question about one token allows, and no fewer."""
+    rng, num_spelled = np.random.default_rng(0), 0
+    for _ in range(4):
+        matcher = grammars.compile(StructuredOutputs(**form)).deep_copy()
+        while not matcher.is_stopped():
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed_V = np.unpackbits(bits, bitorder="little", count=640) == 1
+            asked_V = np.array([matcher.validate_tokens([token]) == 1 for token in range(640)])
+            assert (allowed_V == asked_V).all()
+            num_spelled += allowed_V.sum() > 1
+            assert matcher.consume_token(int(rng.choice(np.flatnonzero(allowed_V))))
+    assert num_spelled
+
+
 def masks_along(grammars: Grammars, schema, num_tokens: int = 12) -> list[bytes]:
     matcher, rng, masks = grammars.compile(StructuredOutputs(json=schema)).deep_copy(), np.random.default_rng(0), []
     while len(masks) < num_tokens and not matcher.is_stopped():
