@@ -5,6 +5,7 @@ nor a changed word passes. What follows on the connection is neither encrypted n
 for.
 """
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -58,11 +59,29 @@ def introduce(sock: socket.socket, key: bytes, hello: dict[str, Any], deadline: 
         raise HandshakeError("whoever listens there has another key; give all ranks the same EPRT_GROUP_KEY")
 
 
-def admit(sock: socket.socket, key: bytes, check: Any, deadline: float) -> dict[str, Any]:
-    """The end that listens hears who has connected. check: given what it says, why it is refused, or None.
+class Caller:
+    """Who has proved the key, and waits to be let in.
 
-    HandshakeError where it is refused, in the words that it was told.
+    Attributes:
+        hello: what it says of itself.
     """
+
+    def __init__(self, sock: socket.socket, hello: dict[str, Any], proof: bytes):
+        self._sock, self.hello, self._proof = sock, hello, proof
+
+    def accept(self) -> socket.socket:
+        """The connection, which is the caller's of this method now. OSError where the other end has gone."""
+        self._sock.sendall(_LENGTH.pack(0) + self._proof)
+        return self._sock
+
+    def refuse(self, why: str) -> None:
+        """Tells it why, and closes the connection."""
+        _tell(self._sock, why)
+        self._sock.close()
+
+
+def hear(sock: socket.socket, key: bytes, deadline: float) -> Caller:
+    """The end that listens hears who has connected. HandshakeError for whoever has not the key; it is told so."""
     sock.settimeout(max(1e-3, deadline - time.monotonic()))
     mine = os.urandom(_NONCE)
     sock.sendall(MAGIC + mine)
@@ -74,12 +93,18 @@ def admit(sock: socket.socket, key: bytes, check: Any, deadline: float) -> dict[
     proof = receive_exactly(sock, hashlib.sha256().digest_size, deadline)
     if not hmac.compare_digest(proof, _proof(key, b"caller", mine, theirs, told)):
         refusal = "another key; give all ranks the same EPRT_GROUP_KEY"
-    else:
-        hello = json.loads(told)
-        refusal = check(hello)
-    if refusal:
-        words = refusal.encode()
-        sock.sendall(_LENGTH.pack(len(words)) + words)
+        _tell(sock, refusal)
         raise HandshakeError(refusal)
-    sock.sendall(_LENGTH.pack(0) + _proof(key, b"answer", theirs, mine))
-    return hello
+    try:
+        hello = json.loads(told)
+    except (ValueError, RecursionError):
+        hello = None
+    if not isinstance(hello, dict):
+        raise HandshakeError("a greeting that is no JSON object")
+    return Caller(sock, hello, _proof(key, b"answer", theirs, mine))
+
+
+def _tell(sock: socket.socket, refusal: str) -> None:
+    words = refusal.encode()
+    with contextlib.suppress(OSError):
+        sock.sendall(_LENGTH.pack(len(words)) + words)

@@ -12,14 +12,14 @@ Knows nothing of requests.
 import contextlib
 import socket
 import struct
-import threading
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from eprt.dead_host import notice_dead_host
-from eprt.handshake import admit, receive_exactly
+from eprt.door import Door
+from eprt.handshake import Caller, receive_exactly
 from eprt.kv.pieces import page_pieces, send_pieces
 
 PAGES, AGENT = 0, 1
@@ -39,31 +39,20 @@ class KVPageServer:
     """
 
     def __init__(self, parts_LPB: Sequence[np.ndarray], host: str, owner: str, agent: bytes | None = None):
-        self._parts_LPB, self._key, self._agent = parts_LPB, owner.encode(), agent
+        self._parts_LPB, self._agent = parts_LPB, agent
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=128)
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="eprt-pages", daemon=True).start()
+        listener = socket.create_server((host, 0), family=family, backlog=128)
+        self.port: int = listener.getsockname()[1]
+        self._door = Door(listener, owner.encode(), self._serve, greeting_s=PATIENCE_S)
 
     def close(self) -> None:
         """No more readers come; those that are there are served."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._door.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:  # it is closed
-                return
-            threading.Thread(target=self._serve, args=(sock,), name="eprt-pages", daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        with sock, contextlib.suppress(OSError, ValueError):  # the reader has gone, or is none
+    def _serve(self, caller: Caller) -> None:
+        with caller.accept() as sock, contextlib.suppress(OSError, ValueError):  # the reader has gone, or is none
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             notice_dead_host(sock)
-            admit(sock, self._key, lambda hello: None, time.monotonic() + PATIENCE_S)
             while True:
                 kind, num = QUESTION.unpack(self._receive(sock, QUESTION.size, _LONGEST_SILENCE_S))
                 if kind == PAGES:

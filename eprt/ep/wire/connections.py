@@ -7,9 +7,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from typing import Any
 
+from eprt.door import Door
 from eprt.ep.wire.meeting import connect, keep_alive, listen_for_ranks
-from eprt.handshake import admit
+from eprt.handshake import Caller
 
 
 class PeerConnections:
@@ -28,12 +30,14 @@ class PeerConnections:
         self._listener = listen_for_ranks(host, 0)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._socks: dict[tuple[int, int], socket.socket] = {}  # by thread and peer
+        # Who is to connect to this rank, and has not: by thread and peer.
+        self._awaited = {(thread, peer) for peer in self._peers if peer > rank for thread in range(num_threads)}
+        self._somebody_came = threading.Condition()
 
     def connect_all(self, address_of: list[tuple[str, int] | None], timeout_s: float) -> list[list[int]]:
         """Descriptors [thread][rank], -1 where there is none; they are the caller's. address_of: of every rank."""
         deadline = time.monotonic() + timeout_s
-        accepting = threading.Thread(target=self._accept_all, args=(deadline,), daemon=True)
-        accepting.start()
+        door = Door(self._listener, self._key, self._welcome)
         try:
             for peer in self._peers:
                 for thread in range(self._num_threads) if peer < self._rank else ():
@@ -41,9 +45,10 @@ class PeerConnections:
                     assert address is not None, f"rank {peer} has told no address"
                     hello = {"rank": self._rank, "thread": thread}
                     self._socks[thread, peer] = connect(address, self._key, hello, deadline - time.monotonic())
+            with self._somebody_came:
+                self._somebody_came.wait_for(lambda: not self._awaited, deadline - time.monotonic())
         finally:
-            accepting.join()
-            self._listener.close()
+            door.close()
         missing = sorted({peer for peer in self._peers if (0, peer) not in self._socks})
         if missing:
             names = ", ".join(map(str, missing))
@@ -56,24 +61,12 @@ class PeerConnections:
             descriptors[thread][peer] = sock.detach()
         return descriptors
 
-    def _accept_all(self, deadline: float) -> None:
-        waited = {(thread, peer) for peer in self._peers if peer > self._rank for thread in range(self._num_threads)}
-
-        def refusal(hello: dict) -> str | None:
-            place = (hello.get("thread"), hello.get("rank"))
-            return None if place in waited else f"rank {place[1]}, thread {place[0]}: not expected here"
-
-        while waited and time.monotonic() < deadline:
-            self._listener.settimeout(max(1e-3, deadline - time.monotonic()))
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                hello = admit(sock, self._key, refusal, deadline)
-            except (OSError, ValueError):
-                sock.close()
-                continue
-            place = (hello["thread"], hello["rank"])
-            waited.remove(place)
-            self._socks[place] = sock
+    def _welcome(self, caller: Caller) -> str | None:
+        place: Any = caller.hello.get("thread"), caller.hello.get("rank")
+        with self._somebody_came:
+            if place not in self._awaited:
+                return f"rank {place[1]}, thread {place[0]}: not expected here"
+            self._socks[place] = caller.accept()
+            self._awaited.remove(place)
+            self._somebody_came.notify()
+        return None

@@ -14,8 +14,9 @@ import time
 from typing import Any
 
 from eprt.dead_host import notice_dead_host
+from eprt.door import Door
 from eprt.ep.errors import EPTimeoutError, RankLostError
-from eprt.handshake import HandshakeError, admit, introduce, receive_exactly
+from eprt.handshake import Caller, HandshakeError, introduce, receive_exactly
 
 MAX_SET_UP_S = 3600.0  # of a set-up call while all live: one rank may still load a model
 _LENGTH = struct.Struct("<Q")
@@ -174,42 +175,46 @@ def _receive_message(sock: socket.socket, deadline: float) -> Any:
 
 
 class _Desk:
-    """The threads of rank 0 that collect values: one that admits ranks, then one per rank."""
+    """The threads of rank 0 that collect values: one until all ranks have come, then one per rank."""
 
     def __init__(self, listener: socket.socket, size: int, key: bytes, timeout_s: float):
-        self._listener = listener
-        self._size, self._key, self._timeout_s = size, key, timeout_s
+        self._size, self._timeout_s = size, timeout_s
         self._lock = threading.Lock()
+        self._somebody_came = threading.Condition(self._lock)
         self._socks: dict[int, socket.socket] = {}
         self._writers: dict[int, socket.socket] = {}
         self._rounds: dict[int, dict[int, tuple[str, bytes]]] = {}  # call -> rank -> kind and value
         self._gone: set[int] = set()
         self._closed = False
-        threading.Thread(target=self._admit_all, name="eprt-desk", daemon=True).start()
+        self._door = Door(listener, key, self._welcome)
+        threading.Thread(target=self._await_all, name="eprt-desk", daemon=True).start()
 
-    def _admit_all(self) -> None:
-        deadline = time.monotonic() + self._timeout_s + _LATE_S
-        while len(self._socks) < self._size and not self._closed:
-            self._listener.settimeout(max(1e-3, deadline - time.monotonic()))
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                self._tell_missing()
-                return
-            try:
-                rank = admit(sock, self._key, self._refusal, time.monotonic() + self._timeout_s)["rank"]
-            except (OSError, ValueError, KeyError):
-                sock.close()
-                continue
+    def _await_all(self) -> None:
+        with self._lock:
+            self._somebody_came.wait_for(
+                lambda: self._closed or len(self._socks) == self._size, self._timeout_s + _LATE_S
+            )
+        self._door.close()
+        if self._closed or len(self._socks) < self._size:
+            self._tell_missing()
+            return
+        self._tell_all("all", None)
+        for rank in list(self._socks):
+            threading.Thread(target=self._serve, args=(rank,), name=f"eprt-desk-{rank}", daemon=True).start()
+
+    def _welcome(self, caller: Caller) -> str | None:
+        with self._lock:
+            if refusal := self._refusal(caller.hello):
+                return refusal
+            sock = caller.accept()
             keep_alive(sock)
             # Timeouts are the socket object's: one for the thread that reads, one for those that write.
             writer = sock.dup()
             writer.settimeout(self._timeout_s)
+            rank = caller.hello["rank"]
             self._writers[rank], self._socks[rank] = writer, sock
-        self._listener.close()
-        self._tell_all("all", None)
-        for rank in list(self._socks):
-            threading.Thread(target=self._serve, args=(rank,), name=f"eprt-desk-{rank}", daemon=True).start()
+            self._somebody_came.notify()
+        return None
 
     def _refusal(self, hello: dict[str, Any]) -> str | None:
         rank, size = hello.get("rank"), hello.get("size")
@@ -274,11 +279,10 @@ class _Desk:
         deadline = time.monotonic() + patience_s
         while len(self._gone) < self._size and time.monotonic() < deadline:
             time.sleep(1e-3)
-        self._closed = True
-        # A thread inside accept() wakes by the shutdown.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        with self._lock:
+            self._closed = True
+            self._somebody_came.notify()
+        self._door.close()
         with self._lock:  # rank 0 may leave by what it was told before the others have been told it
             for sock in self._socks.values():
                 with contextlib.suppress(OSError):

@@ -3,23 +3,22 @@
 Who does not fit is told why, and may come again mended; the others wait. Knows nothing of what is started then.
 """
 
-import contextlib
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from eprt.door import GREETING_S, Door
 from eprt.ep.wire.meeting import connect, is_loopback, keep_alive, listen_for_ranks, parse_address
-from eprt.handshake import HandshakeError, admit
+from eprt.handshake import Caller
 from eprt.serve.errors import print_line
 from eprt.serve.hosts.card import greeting, misfit, other_version
 from eprt.serve.hosts.link import HostLink
 from eprt.serve.hosts.messages import Begin, Ended, HostCard, ToFirstHost, ToOtherHost, TurnedAway
 from eprt.serve.options import OptionError
 
-_GREETING_S = 10.0  # from a connection to its card
-_MAX_STRANGERS = 64  # connections that have not shown a card
+_MAX_WARNINGS = 64
 _LOOK_S = 0.2
 _LATER_S = 5.0  # by which a host waits longer than host 0, so that host 0 tells who is missing
 
@@ -64,17 +63,17 @@ class RollCall:
     """
 
     def __init__(self, listener: socket.socket, key: str, card: HostCard, wire: str | None):
-        self._listener, self._key, self._card, self._wire = listener, key.encode(), card, wire
+        self._card, self._wire = card, wire
         self._come: dict[int, OtherHost] = {}
         self._lock = threading.Lock()
-        self._strangers = 0
         self._refused = ""  # the latest refusal
         self._warned: set[str] = set()  # refusals that were printed
+        self._listener, self._key = listener, key.encode()
 
     def wait(self, timeout_s: float) -> list[OtherHost]:
         """The other hosts, in order. OptionError that names who has not come; those who have are told."""
         deadline_s = time.monotonic() + timeout_s
-        threading.Thread(target=self._admit_all, name="eprt-hosts", daemon=True).start()
+        door = Door(self._listener, self._key, self._welcome, self._warn_of_stranger)
         try:
             while missing := self._missing():
                 if time.monotonic() > deadline_s:
@@ -88,9 +87,7 @@ class RollCall:
             self._tell_all(Ended(0, f"{self._card} was told to stop before all hosts had come"))
             raise
         finally:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
+            door.close()
         return [self._come[node] for node in sorted(self._come)]
 
     def _missing(self) -> list[int]:
@@ -119,38 +116,23 @@ class RollCall:
                     print_line(f"eprt: {host.card} has left again")
                     del self._come[node]
 
-    def _admit_all(self) -> None:
-        while True:
-            try:
-                sock, address = self._listener.accept()
-            except OSError:  # closed: all have come, or the time is over
-                return
-            if self._strangers >= _MAX_STRANGERS:
-                sock.close()
-                continue
-            self._strangers += 1
-            threading.Thread(target=self._admit, args=(sock, address[0]), daemon=True).start()
-
-    def _admit(self, sock: socket.socket, where: str) -> None:
-        deadline = time.monotonic() + _GREETING_S
-        try:
-            admit(sock, self._key, other_version, deadline)
-            keep_alive(sock)
-            link = HostLink(sock, ToFirstHost)
-            messages = []
-            while not messages and not link.is_lost and time.monotonic() < deadline:
-                messages = link.receive(_LOOK_S)
-            if not messages or not isinstance(messages[0], HostCard):
-                sock.close()
-                return
+    def _welcome(self, caller: Caller) -> str | None:
+        if refusal := other_version(caller.hello):
+            return refusal
+        sock = caller.accept()
+        keep_alive(sock)
+        link, deadline_s = HostLink(sock, ToFirstHost), time.monotonic() + GREETING_S
+        messages = []
+        while not messages and not link.is_lost and time.monotonic() < deadline_s:
+            messages = link.receive(_LOOK_S)
+        if messages and isinstance(messages[0], HostCard):
             self._judge(OtherHost(messages[0], link))
-        except HandshakeError as error:
-            sock.close()
-            self._warn(f"a connection from {where}: {error}")
-        except (OSError, ValueError, KeyError, AttributeError):  # no host
-            sock.close()
-        finally:
-            self._strangers -= 1
+        else:
+            link.close()
+        return None
+
+    def _warn_of_stranger(self, where: str, why: str) -> None:
+        self._warn(f"a connection from {where}: {why}")
 
     def _judge(self, host: OtherHost) -> None:
         reason = misfit(self._card, host.card, self._wire)
@@ -170,7 +152,7 @@ class RollCall:
 
     def _warn(self, reason: str) -> None:
         self._refused = reason
-        if reason not in self._warned and len(self._warned) < _MAX_STRANGERS:
+        if reason not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(reason)
             print_line(f"eprt: refused: {reason}")
 

@@ -11,7 +11,7 @@ import pytest
 
 from eprt.ep.errors import RankLostError
 from eprt.ep.wire.meeting import Meeting, connect, parse_address
-from eprt.handshake import MAGIC, HandshakeError, admit, introduce
+from eprt.handshake import MAGIC, HandshakeError, hear, introduce
 from tests.ranks.launch_wire import free_port
 
 PATIENCE_S = 100.0
@@ -85,6 +85,31 @@ def test_ranks_that_do_not_come_are_named():
     for rank, error in enumerate(got):
         assert isinstance(error, RuntimeError), error
         assert str(error) == f"[rank {rank}/4] ranks 2, 3 did not come to the meeting within 1 s"
+
+
+def test_strangers_at_the_address_hold_up_nobody():
+    address = f"127.0.0.1:{free_port()}"
+    with ThreadPoolExecutor(3) as pool, contextlib.ExitStack() as strangers:
+        first = pool.submit(meet, [0], 3, address=address)
+        for garbage in (b"", b"\0", b"GET / HTTP/1.1\r\n\r\n") * 30:
+            stranger = strangers.enter_context(socket.create_connection(_when_there(address)))
+            with contextlib.suppress(OSError):  # some have been hung up again
+                stranger.sendall(garbage)
+        others = pool.submit(meet, [1, 2], 3, address=address)
+        meetings = [*first.result(), *others.result()]
+    assert everyone(meetings, lambda m: m.allgather("allgather", m.rank)) == [[0, 1, 2]] * 3
+    everyone(meetings, lambda m: m.close(PATIENCE_S))
+
+
+def _when_there(address: str) -> tuple[str, int]:
+    """The address, once somebody listens there."""
+    host, port = parse_address(address)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError), socket.create_connection((host, port)):
+            break
+        time.sleep(1e-3)
+    return host, port
 
 
 def test_nobody_at_the_address():
@@ -161,6 +186,6 @@ def test_garbage_is_not_admitted():
         near.sendall(garbage)
         near.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionError):
-            admit(far, b"k", lambda hello: None, time.monotonic() + PATIENCE_S)
+            hear(far, b"k", time.monotonic() + PATIENCE_S)
         near.close()
         far.close()
