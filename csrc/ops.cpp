@@ -349,7 +349,7 @@ int64_t mla_extend(Tensor q_nope_TNC, Tensor q_rope_TNR, Tensor kv_pages, Tensor
 
 int64_t index_topk(Tensor query_TND, Tensor weight_TN, Tensor key_pages, Tensor page_table_BP, Tensor request_T,
                    Tensor length_T, Tensor slot_TK, int64_t num_threads) {
-  const bool is_fp8 = key_pages.scalar_type() == ScalarType::Byte;
+  const bool is_fp8 = key_pages.scalar_type() == ScalarType::Byte && key_pages.size(2) > query_TND.size(2);
   const eprt::IndexArgs args{.query = query_TND.data_ptr(),
                              .query_row = query_TND.stride(0),
                              .query_head = query_TND.stride(1),

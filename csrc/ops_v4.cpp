@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "cpu/entry_fp8.h"
 #include "cpu/paged_rows.h"
 #include "cpu/shared_attention.h"
 #include "cpu/streams.h"
@@ -66,14 +67,18 @@ void stream_expand(Tensor mixed_TMH, Tensor post_TM, Tensor y_TH, Tensor out_TMH
 
 int64_t shared_attention(Tensor query_TND, Tensor local_XD, Tensor local_begin_T, Tensor local_end_T,
                          Tensor entries_PED, Tensor table_BP, Tensor request_T, Tensor num_entries_T,
-                         OptionalTensor slot_TK, Tensor sink_N, double scale, Tensor out_TND, int64_t num_threads) {
+                         OptionalTensor slot_TK, Tensor sink_N, double scale, int64_t rope_size, Tensor out_TND,
+                         int64_t num_threads) {
+  const bool is_fp8 = entries_PED.scalar_type() == ScalarType::Byte;
   const eprt::SharedAttentionArgs args{.query = query_TND.data_ptr(),
                                        .local = local_XD.data_ptr(),
                                        .type = dtype_of(query_TND),
                                        .local_begin = data_of<int64_t>(local_begin_T),
                                        .local_end = data_of<int64_t>(local_end_T),
                                        .entries = entries_PED.data_ptr(),
-                                       .entry_type = dtype_of(entries_PED),
+                                       .entry_type = is_fp8 ? eprt::Dtype::kFp8E4M3 : dtype_of(entries_PED),
+                                       .entry_size = entries_PED.size(2),
+                                       .rope = rope_size,
                                        .entry_page = entries_PED.stride(0),
                                        .num_pages = entries_PED.size(0),
                                        .page_entries = entries_PED.size(1),
@@ -95,6 +100,13 @@ int64_t shared_attention(Tensor query_TND, Tensor local_XD, Tensor local_begin_T
   const int64_t bad = eprt::shared_attention_first_bad_row(args);
   if (bad < 0) eprt::shared_attention(args);
   return bad;
+}
+
+void entries_to_fp8(Tensor values_XD, int64_t rope_size, Tensor entries_XW) {
+  const eprt::EntryFp8 format{values_XD.size(1), rope_size};
+  STD_TORCH_CHECK(format.scale_at() + format.scales() <= entries_XW.size(1), "entries_to_fp8: no room");
+  eprt::entries_to_fp8(format, values_XD.data_ptr(), dtype_of(values_XD), values_XD.size(0),
+                       static_cast<uint8_t*>(entries_XW.data_ptr()), entries_XW.size(1));
 }
 
 int64_t pool_entries(Tensor state_S2C, Tensor index_XR, int64_t first_slots, Tensor out_XD, int64_t num_threads) {
@@ -164,11 +176,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
   m.def(
       "shared_attention(Tensor query_TND, Tensor local_XD, Tensor local_begin_T, Tensor local_end_T, "
       "Tensor entries_PED, Tensor table_BP, Tensor request_T, Tensor num_entries_T, Tensor? slot_TK, Tensor sink_N, "
-      "float scale, Tensor(a!) out_TND, int num_threads) -> int");
+      "float scale, int rope_size, Tensor(a!) out_TND, int num_threads) -> int");
   m.def(
       "turned_rows(Tensor x_TND, bool is_normed, Tensor? weight_D, float eps, Tensor cos_sin_PR, Tensor position_T, "
       "bool reversed, Tensor(a!) out_TND, int num_threads) -> int");
   m.def("copy_paged_rows(Tensor(a!) to_PSX, Tensor? to_row_Y, Tensor from_PSX, Tensor? from_row_Y, int count) -> int");
+  m.def("entries_to_fp8(Tensor values_XD, int rope_size, Tensor(a!) entries_XW) -> ()");
   m.def("pool_entries(Tensor state_S2C, Tensor index_XR, int first_slots, Tensor(a!) out_XD, int num_threads) -> int");
 }
 
@@ -178,5 +191,6 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("shared_attention", TORCH_BOX(&shared_attention));
   m.impl("turned_rows", TORCH_BOX(&turned_rows));
   m.impl("copy_paged_rows", TORCH_BOX(&copy_paged_rows));
+  m.impl("entries_to_fp8", TORCH_BOX(&entries_to_fp8));
   m.impl("pool_entries", TORCH_BOX(&pool_entries));
 }

@@ -38,6 +38,7 @@ _CHOICES = {
     "quantization": (None, "int8"),
     "load_format": ("auto", "dummy"),
     "kv_cache_dtype": ("auto", "bf16", "fp8"),
+    "index_cache_dtype": ("auto", "fp4"),
     "ep_payload": ("same", "fp8"),
     "speculative_acceptance": ("exact", "rejection"),
     "replica_routing": ("weights", "local", "batch", "batch-lp"),
@@ -79,7 +80,9 @@ class EngineConfig:
     # Of the memory there is for a rank (its share of the host's, or its GPU's), what weights, cache and buffers may
     # take together, where kv_cache_gb is None. None: 0.5 of a host's, 0.8 of a GPU's.
     memory_fraction: float | None = None
-    kv_cache_dtype: str = "auto"  # "auto" (dtype), "bf16" or "fp8" (ops/kv_format.py)
+    kv_cache_dtype: str = "auto"  # "auto" (dtype), "bf16" or "fp8" (ops/kv_format.py; V4: ops/entry_format.py)
+    # Of the keys of DeepSeek V4's indexer: "auto" (as kv_cache_dtype says) or "fp4" (ops/index_format.py).
+    index_cache_dtype: str = "auto"
     page_size: int = None  # type: ignore[assignment]  # tokens per KV page; None: 16, with device "cuda" or "auto" 64
     chunk_size: int = 512  # largest number of tokens that one step computes
     max_num_seqs: int = 64  # requests that run at once

@@ -12,9 +12,10 @@ from eprt.layers.hybrid_cache import PAGE_TOKENS, HybridLayout
 class HybridRunner:
     """Memory starts out as NaN, so that a stray read shows; pages are handed out backwards."""
 
-    def __init__(self, model: Any, num_pages: int = 24):
+    def __init__(self, model: Any, num_pages: int = 24, dtype: torch.dtype | None = None, index_cache: str = "auto"):
         config = model.config
-        self.model, self.layout = model, HybridLayout(config, config.v4.compress_ratios, config.dtype, 0)
+        formats = config.dtype if dtype is None else dtype, index_cache
+        self.model, self.layout = model, HybridLayout.for_model(config, config.v4.compress_ratios, *formats)
         memory_PB = torch.full((num_pages, self.layout.page_bytes), 0xFF, dtype=torch.uint8)
         self.layers = self.layout.layers(memory_PB)
         self._free = list(range(num_pages))

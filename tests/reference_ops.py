@@ -203,7 +203,7 @@ def index_topk(
         length, table_P = int(length_T[t]), page_table_BP[int(request_T[t])].long()
         position = torch.arange(length)
         slot = table_P[position // page_size] * page_size + position % page_size
-        keys = IndexFormat(D, key_pages.dtype).decode(key_pages.view(-1, key_pages.shape[2])[slot])
+        keys = IndexFormat.of_pages(D, key_pages).decode(key_pages.view(-1, key_pages.shape[2])[slot])
         score = (weight_TN[t][:, None] * torch.relu(query_TND[t].float() @ keys.T)).sum(0)
         order = score.sort(descending=True, stable=True).indices[:top_k]
         slot_TK[t, : len(order)] = slot[order.sort().values].int()

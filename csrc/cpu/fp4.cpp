@@ -8,14 +8,12 @@
 namespace eprt {
 namespace {
 
-constexpr float kValues[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-
 struct Table {
   Fp4Codes of_scale[256];
   Table() {
     for (int scale = 0; scale < 256; ++scale) {
       for (int code = 0; code < 16; ++code) {
-        const uint32_t bits = std::bit_cast<uint32_t>(std::ldexp(kValues[code], scale - 127));
+        const uint32_t bits = std::bit_cast<uint32_t>(std::ldexp(kFp4Values[code], scale - 127));
         of_scale[scale].low[code] = static_cast<uint8_t>(bits >> 16);
         of_scale[scale].high[code] = static_cast<uint8_t>(bits >> 24);
       }

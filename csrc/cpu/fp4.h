@@ -9,6 +9,8 @@ namespace eprt {
 
 constexpr int64_t kFp4Block = 32;  // columns of one scale
 
+constexpr float kFp4Values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
 // Every code under one scale in bfloat16, which holds them exactly: low bytes, then high bytes.
 struct Fp4Codes {
   uint8_t low[16], high[16];

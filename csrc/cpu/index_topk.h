@@ -17,7 +17,9 @@ struct IndexArgs {
   int64_t query_row, query_head;
   Dtype query_type;
   const float* weight;  // [T, heads], contiguous
-  const void* keys;     // [num_pages, page_size, size]; fp8: bytes, `size` values in e4m3, then an fp32 scale
+  // [num_pages, page_size, size]; fp8: bytes, `size` values in e4m3, then an fp32 scale; fp4: two values to a byte, the
+  // even one in the low half, then the scale of each 32 as the exponent of a power of 2
+  const void* keys;
   int64_t key_page, key_row, num_pages, page_size;
   Dtype key_type;
   const int32_t* page_table;  // [B, P]

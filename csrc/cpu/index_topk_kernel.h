@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "cpu/buffer.h"
+#include "cpu/fp4.h"
 #include "cpu/index_topk.h"
 #include "cpu/mla_pack.h"
 #include "cpu/team.h"
@@ -122,11 +123,24 @@ class IndexTopk {
   }
 
   void key_to_words(const void* key, Word* words) const {
-    if (args_.key_type != Dtype::kFp8E4M3) return to_words<Dot>(key, args_.key_type, args_.size, words);
     const auto* bytes = static_cast<const uint8_t*>(key);
+    if (args_.key_type == Dtype::kFp4) return fp4_key_to_words(bytes, words);
+    if (args_.key_type != Dtype::kFp8E4M3) return to_words<Dot>(key, args_.key_type, args_.size, words);
     float scale;
     std::memcpy(&scale, bytes + args_.size, sizeof scale);
     scale_to_words<Dot>(scale, args_.size, [&](int64_t i) { return kE4M3.value[bytes[i]]; }, words);
+  }
+
+  void fp4_key_to_words(const uint8_t* bytes, Word* words) const {
+    const uint8_t* exponent = bytes + args_.size / 2;
+    for (int64_t first = 0; first < args_.size; first += kFp4Block) {
+      const float scale = std::bit_cast<float>(static_cast<uint32_t>(*exponent++) << 23);
+      const auto value = [&](int64_t i) {
+        const int two = bytes[(first + i) / 2];
+        return kFp4Values[i % 2 ? two >> 4 : two & 15];
+      };
+      scale_to_words<Dot>(scale, min_of(kFp4Block, args_.size - first), value, words + first / Dot::kStep);
+    }
   }
 
   void score_block(int64_t row, int64_t index, int64_t count, float* out, const Scratch& s) const {

@@ -5,19 +5,22 @@
 
 #include <cstdint>
 
+#include "cpu/entry_fp8.h"
 #include "cpu/types.h"
 
 namespace eprt {
 
-// Everything but `entries` is contiguous.
+// Everything but `entries` is contiguous. Where entry_type is fp8, tokens are stored as entries are, and both have
+// entry_size() bytes.
 struct SharedAttentionArgs {
   const void* query;           // [rows, heads, size]
-  const void* local;           // [num_local, size]: tokens
-  Dtype type;                  // of query and local
+  const void* local;           // [num_local, entry_size]: tokens
+  Dtype type;                  // of query, and of local unless that is fp8
   const int64_t* local_begin;  // [rows], the first token that a row sees
   const int64_t* local_end;    // [rows], behind the last
-  const void* entries;         // [num_pages, page_entries, size]
+  const void* entries;         // [num_pages, page_entries, entry_size]
   Dtype entry_type;
+  int64_t entry_size, rope;                     // elements of an entry; with fp8, how many of `size` are rotated
   int64_t entry_page, num_pages, page_entries;  // stride of a page, in elements
   const int64_t* table;                         // [requests, table_width]
   int64_t num_requests, table_width;
@@ -34,9 +37,9 @@ struct SharedAttentionArgs {
   int64_t place(int64_t row, int64_t entry) const {  // in elements
     if (slot != nullptr) {
       const int64_t at = slot[row * slot_width + entry];
-      return at / page_entries * entry_page + at % page_entries * size;
+      return at / page_entries * entry_page + at % page_entries * entry_size;
     }
-    return table[request[row] * table_width + entry / page_entries] * entry_page + entry % page_entries * size;
+    return table[request[row] * table_width + entry / page_entries] * entry_page + entry % page_entries * entry_size;
   }
 };
 

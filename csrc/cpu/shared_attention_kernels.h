@@ -3,6 +3,7 @@
 
 #include "cpu/buffer.h"
 #include "cpu/lane_loop.h"
+#include "cpu/mla_pack.h"
 #include "cpu/shared_attention.h"
 #include "cpu/team.h"
 
@@ -12,7 +13,20 @@ namespace {
 // Four heads at a time: a key that was read serves all of them.
 constexpr int64_t kHeads = 4;
 
-template <class T, class E>  // of tokens, and of entries
+// bfloat16 holds every value of an fp8 entry exactly.
+inline void widen_entry(EntryFp8 format, const uint8_t* entry, bf16* out) {
+  const uint8_t* exponent = entry + format.scale_at();
+  float piece[EntryFp8::kGroup];
+  for (int64_t first = 0; first < format.plain(); first += EntryFp8::kGroup) {
+    const float scale = std::bit_cast<float>(static_cast<uint32_t>(*exponent++) << 23);
+    const int64_t count = min_of(EntryFp8::kGroup, format.plain() - first);
+    for (int64_t i = 0; i < count; ++i) piece[i] = kE4M3.value[entry[first + i]] * scale;
+    convert(piece, count, out + first);
+  }
+  std::memcpy(out + format.plain(), entry + format.plain(), format.rope * sizeof(bf16));
+}
+
+template <class T, class L, class E>  // of queries, tokens and entries, as the products take them
 class SharedAttention {
  public:
   explicit SharedAttention(const SharedAttentionArgs& args) : args_(args) {}
@@ -25,10 +39,14 @@ class SharedAttention {
     const int64_t scratch_size = query_size + padded_heads_ * score_row;
     Buffer<float> scratch(args_.num_threads * scratch_size);
     Buffer<const E*> keys(args_.num_threads * most);
+    const int64_t widened_size = is_fp8_ ? round_up(most * args_.size, 32) : 0;
+    Buffer<bf16> widened(args_.num_threads * widened_size);
     parallel_for(args_.rows, threads_for(args_.num_threads, args_.rows * most * args_.heads * args_.size),
                  [&](int64_t row, int thread) {
                    float* query = scratch.get() + thread * scratch_size;
-                   compute_row(row, query, query + query_size, score_row, keys.get() + thread * most);
+                   const E** entry = keys.get() + thread * most;
+                   const L* local = find_keys(row, entry, widened.get() + thread * widened_size);
+                   compute_row(row, local, entry, query, query + query_size, score_row);
                  });
   }
 
@@ -36,10 +54,30 @@ class SharedAttention {
   int64_t num_local(int64_t row) const { return args_.local_end[row] - args_.local_begin[row]; }
   int64_t num_keys(int64_t row) const { return num_local(row) + args_.num_entries[row]; }
 
-  void compute_row(int64_t row, float* query, float* score, int64_t score_row, const E** entry) const {
+  // The row's tokens, and where its entries are: in the tensors or, where those are fp8, in `widened`.
+  const L* find_keys(int64_t row, const E** entry, bf16* widened) const {
+    const int64_t first = args_.local_begin[row] * args_.entry_size, n = num_local(row), m = args_.num_entries[row];
+    if (!is_fp8_) {
+      for (int64_t i = 0; i < m; ++i) entry[i] = static_cast<const E*>(args_.entries) + args_.place(row, i);
+      return static_cast<const L*>(args_.local) + first;
+    }
+    if constexpr (std::is_same_v<L, bf16> && std::is_same_v<E, bf16>) {
+      const EntryFp8 format{args_.size, args_.rope};
+      const auto* local = static_cast<const uint8_t*>(args_.local) + first;
+      for (int64_t i = 0; i < n; ++i) widen_entry(format, local + i * args_.entry_size, widened + i * args_.size);
+      for (int64_t i = 0; i < m; ++i) {
+        bf16* out = widened + (n + i) * args_.size;
+        widen_entry(format, static_cast<const uint8_t*>(args_.entries) + args_.place(row, i), out);
+        entry[i] = out;
+      }
+      return widened;
+    }
+    return nullptr;
+  }
+
+  void compute_row(int64_t row, const L* local, const E* const* entry, float* query, float* score,
+                   int64_t score_row) const {
     const int64_t n = num_local(row), total = num_keys(row), row_size = args_.heads * args_.size;
-    const T* local = static_cast<const T*>(args_.local) + args_.local_begin[row] * args_.size;
-    for (int64_t i = 0; i < total - n; ++i) entry[i] = static_cast<const E*>(args_.entries) + args_.place(row, i);
     const T* from = static_cast<const T*>(args_.query) + row * row_size;
     for_lanes(row_size,
               [&](int64_t i, auto load_i, auto store_i) { store_i(query + i, load_i(from + i) * set1(args_.scale)); });
@@ -83,7 +121,7 @@ class SharedAttention {
     for_lanes(n, [&](int64_t i, auto load_i, auto store_i) { store_i(score + i, load_i(score + i) * factor); });
   }
 
-  void sum_values(const float* weight, int64_t row, const T* local, int64_t n, const E* const* entry, int64_t m,
+  void sum_values(const float* weight, int64_t row, const L* local, int64_t n, const E* const* entry, int64_t m,
                   float* out, int64_t heads) const {
     const int64_t size = args_.size;
     for_lanes(size, [&](int64_t d, auto load_d, auto store_d) {
@@ -102,14 +140,17 @@ class SharedAttention {
 
   const SharedAttentionArgs& args_;
   const int64_t padded_heads_ = round_up(args_.heads, kHeads);
+  const bool is_fp8_ = args_.entry_type == Dtype::kFp8E4M3;
 };
 
 inline void shared_attention_any(const SharedAttentionArgs& args) {
   const bool wide = args.type == Dtype::kFloat32;
   if (args.entry_type == Dtype::kFloat32) {
-    return wide ? SharedAttention<float, float>(args).run() : SharedAttention<bf16, float>(args).run();
+    return wide ? SharedAttention<float, float, float>(args).run() : SharedAttention<bf16, bf16, float>(args).run();
   }
-  wide ? SharedAttention<float, bf16>(args).run() : SharedAttention<bf16, bf16>(args).run();
+  if (!wide) return SharedAttention<bf16, bf16, bf16>(args).run();
+  if (args.entry_type == Dtype::kBFloat16) return SharedAttention<float, float, bf16>(args).run();
+  SharedAttention<float, bf16, bf16>(args).run();
 }
 
 // A softmax over the slots in each channel. Slots of none are left out.

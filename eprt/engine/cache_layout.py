@@ -40,11 +40,16 @@ class CacheLayout:
                 f"far, not with {model_name}; leave it out"
             )
         if model.v4 is None:
+            if config.index_cache_dtype != "auto":
+                raise ValueError(
+                    f"--index-cache-dtype {config.index_cache_dtype}: only DeepSeek V4's indexer has such a cache; "
+                    "leave it out"
+                )
             entry = CacheFormat.from_name(config.kv_cache_dtype, model, kv_dtype)
             return LatentLayout(model.num_hidden_layers + (drafts > 0), config.page_size, entry)
         ratios = (*model.v4.compress_ratios, *[0] * (drafts > 0))
-        dtype = torch.bfloat16 if config.kv_cache_dtype == "bf16" else kv_dtype
-        return HybridCacheLayout(HybridLayout(model, ratios, dtype, drafts))
+        dtype = {"auto": kv_dtype, "bf16": torch.bfloat16, "fp8": torch.uint8}[config.kv_cache_dtype]
+        return HybridCacheLayout(HybridLayout.for_model(model, ratios, dtype, config.index_cache_dtype, drafts))
 
     def allocate(self, num_pages: int, device: torch.device, readable: CachePages | None = None) -> Sequence[Any]:
         """Each layer's part of the pages. MemoryError where the device has no room for them. readable: gets a CPU's as

@@ -24,6 +24,7 @@ from eprt.layers.hybrid_plan import HybridPlan, SpanGroup
 from eprt.layers.linear import JoinedLinear, Linear
 from eprt.layers.norm import RMSNorm
 from eprt.ops.elementwise import Rotation
+from eprt.ops.indexer import as_cached
 from eprt.ops.paged_rows import copy_rows
 from eprt.ops.shared_attention import SeenEntries, SeenTokens, shared_attention
 from eprt.ops.turned_rows import RowNorm, turn_rows
@@ -63,19 +64,26 @@ class CompressedAttention:
         q_TA, kv_TD = w.qkv_a(h_TH)
         q_TA = w.q_norm(q_TA)
         rotation = Rotation(self.cos_sin_PR, batch.position_T, True)
-        rows = {"window": turn_rows(kv_TD.unsqueeze(1), rotation, self.key_norm).squeeze(1)}
-        states, index = self._project(h_TH, q_TA, rotation)
+        keys_TD = turn_rows(kv_TD.unsqueeze(1), rotation, self.key_norm).squeeze(1)
+        rows = {"window": pages.formats["window"].encode(keys_TD)}
+        states, index = self._project(h_TH, q_TA, rotation, pages)
         rows |= states
         q_TND = w.q_b(q_TA).unflatten(1, (self.config.num_attention_heads, self.head_dim))
         q_TND = turn_rows(q_TND, rotation, self.query_norm)
         if "hybrid" not in plans:
             plans["hybrid"] = HybridPlan(batch, self.window)
         plan: HybridPlan = plans["hybrid"]
-        tokens = SeenTokens(self._insert(plan, rows, pages), plan.local_begin_T, plan.local_end_T)
-        out_TND = shared_attention(q_TND, tokens, self._seen_entries(plan, index, pages), w.sink_N, self.scale)
+        local_XD = self._insert(plan, rows, pages)
+        if local_XD.dtype != torch.uint8:
+            local_XD = local_XD.to(q_TND.dtype)
+        tokens = SeenTokens(local_XD, plan.local_begin_T, plan.local_end_T)
+        entries = self._seen_entries(plan, index, pages)
+        out_TND = shared_attention(q_TND, tokens, entries, w.sink_N, self.scale, self.config.qk_rope_head_dim)
         return self._project_out(turn_rows(out_TND, rotation, backwards=True, dtype=x_TH.dtype))
 
-    def _project(self, h_TH: Tensor, q_TA: Tensor, rotation: Rotation) -> tuple[dict[str, Tensor], IndexQueries | None]:
+    def _project(
+        self, h_TH: Tensor, q_TA: Tensor, rotation: Rotation, pages: LayerPages
+    ) -> tuple[dict[str, Tensor], IndexQueries | None]:
         """(states of the compressors, the indexer's queries), as far as the layer has them."""
         w = self.weights
         if w.pooled is None or w.compressor is None:
@@ -85,17 +93,17 @@ class CompressedAttention:
         if w.indexer is None:
             return states, None
         states["index_state"] = w.indexer.compressor.states(of_index[0], rotation.position_T)
-        return states, w.indexer.project(q_TA, of_index[1], rotation)
+        return states, w.indexer.project(q_TA, of_index[1], rotation, pages.context["keys"])
 
     def _project_out(self, out_TND: Tensor) -> Tensor:
         groups = out_TND.flatten(1).chunk(len(self.weights.o_a), dim=1)
         return self.weights.o_b(torch.cat([linear(group) for linear, group in zip(self.weights.o_a, groups)], dim=1))
 
     def _insert(self, plan: HybridPlan, rows: dict[str, Tensor], pages: LayerPages) -> Tensor:
-        """Stores what the batch's tokens leave behind. Returns them and the windows before them, [X, D]."""
-        w, kv_TD = self.weights, rows["window"]
-        local_XD = kv_TD.new_empty(plan.num_local, self.head_dim)
-        copy_rows(local_XD, plan.local_T, kv_TD, None)
+        """Stores what the batch's tokens leave behind. Returns them and the windows before them, as they are stored."""
+        w, stored_TD = self.weights, rows["window"]
+        local_XD = stored_TD.new_empty(plan.num_local, stored_TD.shape[1])
+        copy_rows(local_XD, plan.local_T, stored_TD, None)
         for group in plan.groups:
             for span in group.spans:
                 if span.takeover is not None:
@@ -111,7 +119,8 @@ class CompressedAttention:
 
     def _seen_entries(self, plan: HybridPlan, index: IndexQueries | None, pages: LayerPages) -> SeenEntries:
         if not pages.ratio:
-            no_pages, none_T = torch.empty(0, 1, self.head_dim), torch.zeros_like(plan.request_T)
+            entry, none_T = pages.formats["entries"], torch.zeros_like(plan.request_T)
+            no_pages = torch.empty(0, 1, entry.width, dtype=entry.dtype)
             return SeenEntries(no_pages, plan.table_BP, plan.request_T, none_T)
         num_T, entries = entries_seen(plan.position_T, pages.ratio).int(), pages.context["entries"]
         indexer = self.weights.indexer
@@ -138,6 +147,8 @@ def _close_entries(
     ring.gather(closed.kept.slots(plan.tail_BF, ring), states_S2C)
     states_S2C[num_kept:] = rows[state]
     entries_XD = compressor.pool(states_S2C, closed.index_XR, closed.entry_X)
+    if name == "keys":
+        entries_XD = as_cached(entries_XD.unsqueeze(1), pages.context[name].dtype).squeeze(1)
     pages.insert(name, closed.slots(plan.table_BP, pages.context[name].shape[1]), entries_XD)
 
 

@@ -16,7 +16,7 @@ from eprt.layers.compressor import Compressor
 from eprt.layers.linear import Linear
 from eprt.layers.rope import rotate_last
 from eprt.ops.elementwise import Rotation
-from eprt.ops.indexer import index_topk
+from eprt.ops.indexer import as_cached, index_topk
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,18 @@ class EntryIndexer:
         self.num_heads, self.key_size = config.v4.index_n_heads, config.v4.index_head_dim
         self.top_k, self.queries, self.compressor = config.v4.index_topk, queries, compressor
 
-    def project(self, q_TA: Tensor, weight_TJ: Tensor, rotation: Rotation) -> IndexQueries:
-        """weight_TJ: fp32, weights_proj's product with the hidden states."""
+    def project(self, q_TA: Tensor, weight_TJ: Tensor, rotation: Rotation, key_pages: Tensor) -> IndexQueries:
+        """weight_TJ: fp32, weights_proj's product with the hidden states. key_pages: whose keys they are to meet."""
         query_TJI = rotate_last(self.queries(q_TA).unflatten(1, (self.num_heads, self.key_size)), rotation)
         scale = self.key_size**-0.5 * self.num_heads**-0.5
-        return IndexQueries(query_TJI, weight_TJ * scale)
+        return IndexQueries(as_cached(query_TJI, key_pages.dtype), weight_TJ * scale)
 
     def choose(
         self, queries: IndexQueries, key_pages: Tensor, table_BP: Tensor, request_T: Tensor, num_T: Tensor
     ) -> Tensor:
         """int32 [T, top_k]: slots of the entries that queries read, by position; -1 behind the last one.
 
-        key_pages: [P, E, I]. table_BP: the requests' pages. num_T: int32, entries that a query sees.
+        key_pages: [P, E, width], as IndexFormat says. table_BP: the requests' pages. num_T: int32, entries that a query
+        sees.
         """
         return index_topk(queries.query_TJI, queries.weight_TJ, key_pages, table_BP, request_T, num_T, top_k=self.top_k)

@@ -26,6 +26,8 @@ from torch import Tensor
 
 from eprt.config import ModelConfig
 from eprt.layers.compressor import OVERLAPPING_RATIO
+from eprt.ops.entry_format import EntryFormat
+from eprt.ops.index_format import IndexFormat
 from eprt.ops.paged_rows import copy_rows
 
 PAGE_TOKENS = 256  # positions of a context page
@@ -123,7 +125,8 @@ class LayerPages:
     ratio: int
     tail: dict[str, Ring]  # "window", "state", "index_state"
     bookmark: dict[str, Ring]  # likewise
-    context: dict[str, Tensor]  # "entries" [P, 256 / ratio, D], "keys" [P, 256 / ratio, index D]
+    context: dict[str, Tensor]  # "entries" [P, 256 / ratio, width], "keys" likewise
+    formats: dict[str, EntryFormat | IndexFormat]  # how "window", "entries" and "keys" are stored
 
     @property
     def page_size(self) -> int:
@@ -154,8 +157,7 @@ class LayerPages:
 
     def insert(self, name: str, slot_X: Tensor, values_XD: Tensor) -> None:
         """Stores entries: page * entries of a page + place."""
-        pages = self.context[name]
-        copy_rows(pages, slot_X, values_XD.to(pages.dtype), None)
+        copy_rows(self.context[name], slot_X, self.formats[name].encode(values_XD), None)
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,25 @@ class HybridLayout:
 
     config: ModelConfig
     ratios: tuple[int, ...]  # of the layers that have a cache; an MTP layer is the last
-    dtype: torch.dtype  # of entries and keys; what compressors keep is fp32
+    entry: EntryFormat  # of windows and entries; what compressors keep is fp32
+    index: IndexFormat
     num_drafts: int  # tokens that may have been computed behind the last one that stays
+
+    @staticmethod
+    def for_model(
+        config: ModelConfig,
+        ratios: tuple[int, ...],
+        dtype: torch.dtype,
+        index_cache: str = "auto",
+        num_drafts: int = 0,
+    ) -> "HybridLayout":
+        """dtype: of entries, torch.uint8 for fp8. index_cache: EngineConfig.index_cache_dtype. ValueError for sizes
+        that a format cannot have."""
+        assert config.v4 is not None
+        entry = EntryFormat(config.v_head_dim, config.qk_rope_head_dim, dtype)
+        is_fp4 = index_cache == "fp4"
+        index = IndexFormat(config.v4.index_head_dim, torch.uint8 if is_fp4 else dtype, is_fp4)
+        return HybridLayout(config, ratios, entry, index, num_drafts)
 
     @cached_property
     def context(self) -> KindLayout:
@@ -200,7 +219,8 @@ class HybridLayout:
                 for kind in (self.tail, self.bookmark)
             )
             context = {name: view for name, _, view in self.context.views(memory_PB, layer)}
-            made.append(LayerPages(len(memory_PB), ratio, tail, bookmark, context))
+            formats = {"window": self.entry, "entries": self.entry, "keys": self.index}
+            made.append(LayerPages(len(memory_PB), ratio, tail, bookmark, context, formats))
         return made
 
     def _kind(self, pieces_of) -> list[list[PagePiece]]:
@@ -209,15 +229,15 @@ class HybridLayout:
     @property
     def _sizes(self) -> dict[str, int]:
         """Values of an entry, and of an indexer's key."""
-        assert self.config.v4 is not None
-        return {"": self.config.v_head_dim, "index_": self.config.v4.index_head_dim}
+        return {"": self.entry.size, "index_": self.index.size}
 
     def _context_pieces(self, ratio: int) -> list[PagePiece]:
-        names = ["entries", "keys"][: 2 if ratio == OVERLAPPING_RATIO else min(ratio, 1)]
-        return [PagePiece(n, (PAGE_TOKENS // ratio, size), self.dtype) for n, size in zip(names, self._sizes.values())]
+        kinds = {"entries": self.entry, "keys": self.index}
+        names = list(kinds)[: 2 if ratio == OVERLAPPING_RATIO else min(ratio, 1)]
+        return [PagePiece(name, (PAGE_TOKENS // ratio, kinds[name].width), kinds[name].dtype) for name in names]
 
     def _window(self, size: int) -> PagePiece:
-        return PagePiece("window", (size, self.config.v_head_dim), self.dtype)
+        return PagePiece("window", (size, self.entry.width), self.entry.dtype)
 
     def _tail_pieces(self, ratio: int) -> Iterator[PagePiece]:
         assert self.config.v4 is not None

@@ -65,8 +65,6 @@ def _check_fields(file: ConfigFile, engine: EngineConfig) -> None:
     file.only("expert_dtype", "fp4", "fp8")
     if engine.device != "cpu":
         raise ValueError(f"--device {engine.device}: DeepSeek V4 runs on CPU ranks only so far; give --device cpu")
-    if engine.kv_cache_dtype == "fp8":
-        raise ValueError("--kv-cache-dtype fp8: not implemented for DeepSeek V4; leave it at auto, or give bf16")
     if engine.page_size not in (_DEFAULT_PAGE_SIZE, PAGE_TOKENS):
         raise ValueError(
             f"--page-size {engine.page_size}: a page of DeepSeek V4's cache stands for {PAGE_TOKENS} positions; leave "

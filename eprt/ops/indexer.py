@@ -1,10 +1,10 @@
 """The indexer of DeepSeek-V3.2's sparse attention: its cache of keys, the choice of tokens, attention to the chosen.
 
-key_pages: [num_pages, page_size, width] float32, bfloat16, or uint8 for fp8 keys (IndexFormat).
+key_pages: [num_pages, page_size, width] float32, bfloat16, or uint8 for fp8 and fp4 keys (IndexFormat).
 
 A query's choice is its own: its scores have the same bits in any batch and chunk, and of equal scores that of the lower
 position goes first. Scores are fp32; their products take bfloat16 inputs where query and keys are bfloat16 (or the keys
-fp8) and the CPU multiplies bfloat16 natively.
+fp8 or fp4) and the CPU multiplies bfloat16 natively.
 """
 
 from typing import Any
@@ -64,12 +64,17 @@ def index_key_insert(
 def index_queries(query_XND: Tensor, rotation: Rotation, cache_dtype: torch.dtype) -> Tensor:
     """[X, N, D], as index_topk takes them: the first values of each head rotated, by pairs (i, i + R/2); transformed
     where the cache has fp8 keys (torch.uint8)."""
-    query_XND, size = _rotated(query_XND, rotation), query_XND.shape[2]
+    return as_cached(_rotated(query_XND, rotation), cache_dtype)
+
+
+def as_cached(x_XND: Tensor, cache_dtype: torch.dtype) -> Tensor:
+    """Queries or keys, transformed where the cache has fp8 or fp4 keys (torch.uint8)."""
     if cache_dtype != torch.uint8:
-        return query_XND
-    matrix = Weight(hadamard(size, query_XND.dtype, query_XND.device))
-    product = products.linear(query_XND.reshape(-1, size), matrix, None, torch.float32) * size**-0.5
-    return product.view(query_XND.shape).to(query_XND.dtype)
+        return x_XND
+    size = x_XND.shape[2]
+    matrix = Weight(hadamard(size, x_XND.dtype, x_XND.device))
+    product = products.linear(x_XND.reshape(-1, size), matrix, None, torch.float32) * size**-0.5
+    return product.view(x_XND.shape).to(x_XND.dtype)
 
 
 def _rotated(x_XND: Tensor, rotation: Rotation) -> Tensor:
@@ -97,7 +102,7 @@ def index_topk(
     ValueError when pages or lengths do not fit the cache; nothing is computed then.
     """
     T, N, D = query_TND.shape
-    entry = IndexFormat(D, key_pages.dtype)
+    entry = IndexFormat.of_pages(D, key_pages)
     _check(query_TND.dtype in _DTYPES, f"query is {query_TND.dtype}, must be torch.float32 or torch.bfloat16")
     _check(
         weight_TN.shape == (T, N) and weight_TN.dtype == torch.float32,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eprt.ops import native
+from eprt.ops.entry_format import EntryFormat
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -19,7 +20,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 class SeenTokens:
     """Tokens side by side, of which each query sees some consecutive ones."""
 
-    local_XD: Tensor  # in the queries' dtype
+    local_XD: Tensor  # in the queries' dtype, or as entries are stored where that is fp8
     begin_T: Tensor  # int64
     end_T: Tensor  # int64, behind the last
 
@@ -28,7 +29,7 @@ class SeenTokens:
 class SeenEntries:
     """Entries in pages, of which each query sees the first ones of its request, or those in its slots."""
 
-    pages_PED: Tensor  # float32 or bfloat16, E entries a page; pages may lie apart
+    pages_PED: Tensor  # float32, bfloat16, or uint8 for fp8 (EntryFormat); E entries a page; pages may lie apart
     table_BP: Tensor  # int64, pages of each request
     request_T: Tensor  # int32, row of the table
     num_T: Tensor  # int32, how many
@@ -36,20 +37,27 @@ class SeenEntries:
 
 
 def shared_attention(
-    query_TND: Tensor, tokens: SeenTokens, entries: SeenEntries, sink_N: Tensor, scale: float
+    query_TND: Tensor, tokens: SeenTokens, entries: SeenEntries, sink_N: Tensor, scale: float, rope_size: int = 0
 ) -> Tensor:
-    """fp32 [T, N, D]. sink_N: fp32, takes a share of each softmax and gives nothing. ValueError when shapes or dtypes
-    do not fit, or a query sees what there is not; nothing is computed then."""
+    """fp32 [T, N, D]. sink_N: fp32, takes a share of each softmax and gives nothing. rope_size: how many of the D
+    values are rotated; needed for fp8. ValueError when shapes or dtypes do not fit, or a query sees what there is not;
+    nothing is computed then."""
     T, N, D = query_TND.shape
     local_XD, pages_PED = tokens.local_XD, entries.pages_PED
+    stored = EntryFormat(D, rope_size, pages_PED.dtype)
     _check(
-        query_TND.dtype in _DTYPES and local_XD.dtype == query_TND.dtype and local_XD.shape[1:] == (D,),
+        query_TND.dtype in _DTYPES
+        and local_XD.dtype == (torch.uint8 if stored.is_fp8 else query_TND.dtype)
+        and local_XD.shape[1:] == (stored.width,),
         f"query is {query_TND.dtype} {tuple(query_TND.shape)}, tokens {local_XD.dtype} {tuple(local_XD.shape)}: must "
-        "be [T, N, D] and [X, D], both torch.float32 or torch.bfloat16",
+        f"be [T, N, D] and [X, {stored.width}], both torch.float32 or torch.bfloat16, or tokens in fp8 as entries are",
     )
     _check(
-        pages_PED.dtype in _DTYPES and pages_PED.dim() == 3 and pages_PED.stride()[1:] == (D, 1),
-        f"pages are {pages_PED.dtype} {tuple(pages_PED.shape)}: must be [P, E, {D}], each page contiguous",
+        pages_PED.dtype in (*_DTYPES, torch.uint8)
+        and pages_PED.dim() == 3
+        and pages_PED.stride()[1:] == (stored.width, 1)
+        and pages_PED.shape[2] == stored.width,
+        f"pages are {pages_PED.dtype} {tuple(pages_PED.shape)}: must be [P, E, {stored.width}], each page contiguous",
     )
     _check(sink_N.shape == (N,) and sink_N.dtype == torch.float32, f"sink must be torch.float32 [{N}]")
     rows = tokens.begin_T, tokens.end_T, entries.request_T, entries.num_T
@@ -63,7 +71,7 @@ def shared_attention(
     seen_entries = pages_PED, table_BP, request_T, num_T, slot_TK
     threads = torch.get_num_threads()
     bad = native.load().shared_attention(
-        query_TND.contiguous(), *seen_tokens, *seen_entries, sink_N.contiguous(), scale, out_TND, threads
+        query_TND.contiguous(), *seen_tokens, *seen_entries, sink_N.contiguous(), scale, rope_size, out_TND, threads
     )
     if bad >= 0:
         raise ValueError(

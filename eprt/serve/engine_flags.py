@@ -58,6 +58,10 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
         "0.5 of a host's, 0.8 of a GPU's",
     ),
     "kv_cache_dtype": ("TYPE", "auto (the model's, default), bf16 or fp8, which holds 1.75 times the tokens of bf16"),
+    "index_cache_dtype": (
+        "TYPE",
+        "keys of DeepSeek V4's indexer: auto (as --kv-cache-dtype, default) or fp4, half of fp8",
+    ),
     "page_size": ("N", "tokens per KV page, default 16, with --device cuda or auto 64"),
     "max_num_seqs": ("N", "sequences that run at once, default %(default)s"),
     "max_queue": ("N", "sequences that wait; further ones get 429, default %(default)s"),

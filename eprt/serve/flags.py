@@ -82,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_expert_load(parser.add_argument_group("expert load"))
 
     group = parser.add_argument_group("limits of each rank")
-    add_engine_flags(group, "max_model_len", "kv_cache_gb", "memory_fraction", "kv_cache_dtype", "page_size")
+    add_engine_flags(group, "max_model_len", "kv_cache_gb", "memory_fraction", "kv_cache_dtype")
+    add_engine_flags(group, "index_cache_dtype", "page_size")
     add_engine_flags(group, "max_num_seqs", "max_queue", "chunk_size")
     text = "compute each prompt from its beginning: never reuse the KV pages of an equal prefix"
     group.add_argument("--no-prefix-cache", dest="enable_prefix_cache", action="store_false", help=text)

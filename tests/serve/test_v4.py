@@ -66,9 +66,15 @@ def test_every_log_probability_is_transformers(tiny, num_ranks):
         assert "eprt_drafted_tokens_total{" in http.get("/metrics").text
 
 
-def test_the_demo_model_answers_with_drafts_that_are_accepted():
+# Bytes of a token: two layers of ratio 4, one of 128; entries of 128 values, 32 rotated; index keys of 64.
+ENTRY, INDEX = {"auto": 256, "fp8": 168}, {"auto": 128, "fp4": 36}
+
+
+@pytest.mark.parametrize("formats", [("auto", "auto"), ("fp8", "fp4")])
+def test_the_demo_model_answers_with_drafts_that_are_accepted(formats):
     samples = held_out_questions(44, seed=3)
     flags = "--num-speculative-tokens", "1", "--kv-cache-gb", "0.05"
+    flags += "--kv-cache-dtype", formats[0], "--index-cache-dtype", formats[1]
     with RunningServer(DEMO_V4, 4, *flags, variables=PATIENT) as server:
         result = score(samples, ask_server(server.url, samples, concurrency=8, timeout_s=PATIENCE_S))
         text = httpx.get(f"{server.url}/metrics").text
@@ -78,3 +84,5 @@ def test_the_demo_model_answers_with_drafts_that_are_accepted():
         for kind in ("drafted", "accepted")
     )
     assert drafted > 300 and accepted > 0.8 * drafted
+    token_bytes = 2 * (ENTRY[formats[0]] + INDEX[formats[1]]) / 4 + ENTRY[formats[0]] / 128
+    assert text.count(f'eprt_kv_bytes_per_token{{rank="0"}} {token_bytes}') == 1

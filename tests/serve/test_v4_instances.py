@@ -1,4 +1,7 @@
-"""DeepSeek V4 with prefill and decode apart: answers of one rank, whoever is lost meanwhile, and no page is left."""
+"""DeepSeek V4 with prefill and decode apart: answers of one rank, whoever is lost meanwhile, and no page is left.
+
+The cache is in fp8, the indexer's keys in fp4: so these are served, too.
+"""
 
 import os
 import signal
@@ -15,17 +18,14 @@ from tests.paths import DEMO_V4
 from tests.serve.processes import PATIENCE_S, PATIENT, wait_until
 from tests.serve.test_instances import document, rank_load, wait_quiet
 
-FLAGS = ("--num-speculative-tokens", "1", "--kv-cache-gb", "0.1", "--max-num-seqs", "16", "--chunk-size", "200")
+FORMATS = ("--kv-cache-dtype", "fp8", "--index-cache-dtype", "fp4")
+FLAGS = (
+    *("--kv-cache-gb", "0.1", "--max-num-seqs", "16", "--chunk-size", "200", "--num-speculative-tokens", "1"),
+    *FORMATS,
+)
 APART = (
-    "--prefill",
-    "1",
-    "--prefill-ranks",
-    "2",
-    "--decode",
-    "2",
-    "--local-prefill-tokens",
-    "0",
-    "--restart-lost-ranks",
+    *("--prefill", "1", "--prefill-ranks", "2", "--decode", "2"),
+    *("--local-prefill-tokens", "0", "--restart-lost-ranks"),
 )
 LENGTHS = (127, 128, 129, 255, 256, 257, 511, 512, 513)
 

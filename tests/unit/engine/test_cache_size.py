@@ -61,15 +61,31 @@ def v4_config(ratios: tuple[int, ...], num_heads: int = 64) -> ModelConfig:
     )
 
 
+# Bytes of an entry and of an index key; GiB of a million tokens of Flash and of Pro, as published.
+MILLION = {
+    ("bf16", "auto"): (1024, 256, {FLASH: 6.719, PRO: 9.617}),
+    ("fp8", "auto"): (584, 132, {FLASH: 3.76, PRO: 5.382}),
+    ("fp8", "fp4"): (584, 68, {FLASH: 3.432, PRO: 4.914}),
+    ("bf16", "fp4"): (1024, 68, {}),
+}
+
+
 def v4_layout(ratios: tuple[int, ...], **options: Any) -> CacheLayout:
     return CacheLayout.for_model(EngineConfig("none", **options), v4_config(ratios), torch.bfloat16)
 
 
-@pytest.mark.parametrize(("ratios", "gb"), [(FLASH, 6.71875), (PRO, 9.6171875)])
-def test_a_million_tokens_of_v4_take_what_the_arithmetic_says(ratios, gb):
-    layout = v4_layout(ratios)
-    assert layout.token_bytes * 2**20 == gb * 2**30
-    assert layout.page_bytes == layout.token_bytes * 256, "a page holds nothing but its entries"
+@pytest.mark.parametrize("ratios", [FLASH, PRO])
+@pytest.mark.parametrize("formats", MILLION)
+def test_a_million_tokens_of_v4_take_what_the_arithmetic_says(ratios, formats):
+    layout = v4_layout(ratios, kv_cache_dtype=formats[0], index_cache_dtype=formats[1])
+    entry_bytes, key_bytes, published = MILLION[formats]
+    million = 2**20 * (ratios.count(4) * (entry_bytes + key_bytes) / 4 + ratios.count(128) * entry_bytes / 128)
+    assert layout.token_bytes * 2**20 == million
+    if published:
+        assert million / 2**30 == pytest.approx(published[ratios], abs=6e-4)
+    assert layout.page_bytes == pytest.approx(layout.token_bytes * 256, rel=2e-3), "pages are full but for alignment"
+    (pages,) = {each.untyped_storage() for each in layout.allocate(4096, torch.device("cpu"))[2].context.values()}
+    assert pages.nbytes() == pytest.approx(million, rel=2e-3), "which is what is really held"
 
 
 @pytest.mark.parametrize("num_drafts", [0, 2])
@@ -106,5 +122,6 @@ def test_a_v4_request_takes_pages_by_its_length_and_a_tail():
     pool = PagePool(1000, layout.page_size, num_tail=layout.num_tail, num_bookmark=layout.num_bookmark)
     needed = [pool.num_needed(n) for n in (1, 255, 256, 257, 1024, 65536)]
     assert [num - layout.num_tail for num in needed] == [1, 1, 1, 2, 4, 256]
+    assert layout.num_tail * layout.page_bytes == pytest.approx(18.5 * 2**20, rel=0.01)
     with pytest.raises(ValueError, match=rf"the smallest request takes {layout.num_tail + 1} pages of 1761280 bytes"):
         num_kv_pages(layout.num_tail * layout.page_bytes / 2**30, layout, 100)

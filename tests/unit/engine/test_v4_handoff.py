@@ -201,10 +201,11 @@ def test_an_evicted_bookmark_does_not_travel_and_pages_without_one_are_shared(di
     pair.close()
 
 
-@pytest.mark.parametrize("reader", ["memory", "tcp"])
-def test_readers_bring_every_page_and_damage_is_found(directory, reader):
+@pytest.mark.parametrize(("reader", "cache"), [("memory", "auto"), ("tcp", "auto"), ("memory", "fp8")])
+def test_readers_bring_every_page_and_damage_is_found(directory, reader, cache):
     """A flipped bit in a page of tokens, of the tail or of the bookmark: nothing of it is used."""
-    pair = Pair(directory, reader=reader)
+    index_cache = "fp4" if cache == "fp8" else "auto"
+    pair = Pair(directory, reader=reader, kv_cache_dtype=cache, index_cache_dtype=index_cache)
     prompt, params = prompt_of(300), params_of(4)
     first, held = pair.prefill("a", prompt, params)
     (bytes_LPB,) = pair.first.handoff.require_cache().bytes_LPB

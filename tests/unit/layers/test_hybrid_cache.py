@@ -4,6 +4,7 @@ import torch
 
 from eprt.layers.hybrid_cache import LayerPages, Ring
 from eprt.layers.hybrid_plan import ClosedEntries, Places
+from eprt.ops.entry_format import EntryFormat
 
 
 def ring(num_slots: int, width: int, page: int = 0, num_pages: int = 4) -> Ring:
@@ -14,7 +15,8 @@ def layer(num_slots: int = 132) -> LayerPages:
     tail = {"window": ring(num_slots, 3), "state": ring(12, 4, page=1)}
     bookmark = {"window": ring(128, 3), "state": ring(4, 2)}
     context = {"entries": torch.full((4, 64, 3), float("nan"))}
-    return LayerPages(4, 4, tail, bookmark, context)
+    entry = EntryFormat(3, 1, torch.float32)
+    return LayerPages(4, 4, tail, bookmark, context, {"entries": entry, "window": entry})
 
 
 def rows(first: int, end: int, width: int) -> torch.Tensor:

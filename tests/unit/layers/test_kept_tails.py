@@ -30,7 +30,7 @@ def batch(*spans: tuple[int, int, int], takeover: bool = False) -> ForwardBatch:
 
 @pytest.fixture
 def layer() -> LayerPages:
-    return LayerPages(6, 0, {"window": Ring(0, torch.zeros(6, 8, 2))}, {}, {})
+    return LayerPages(6, 0, {"window": Ring(0, torch.zeros(6, 8, 2))}, {}, {}, {})
 
 
 def write(kept: KeptTails, layer: LayerPages, value: int, *spans: tuple[int, int, int], **options: Any) -> list[float]:

@@ -117,8 +117,6 @@ def test_options_that_v4_does_not_have_yet_are_refused(directory):
         ValueError, match=r"--device cuda: DeepSeek V4 runs on CPU ranks only so far; give --device cpu"
     ):
         read_model_config(EngineConfig(str(directory), device="cuda"))
-    with pytest.raises(ValueError, match=r"--kv-cache-dtype fp8: not implemented for DeepSeek V4"):
-        load(directory, kv_cache_dtype="fp8")
     with pytest.raises(ValueError, match=r"--page-size 64: .* 256 positions; leave it out, or give 256"):
         load(directory, page_size=64)
     load(directory, page_size=256)

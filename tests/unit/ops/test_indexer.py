@@ -123,6 +123,60 @@ def test_an_fp8_key_takes_132_bytes_and_keeps_its_products():
         IndexFormat(96, FP8)
 
 
+@pytest.mark.parametrize("query", [F32, BF16])
+@pytest.mark.parametrize("size", [16, 64, 128])
+def test_fp4_keys_are_read_as_what_they_hold(isa, query, size):
+    """Whole numbers, which fp4 holds: every score is exact."""
+    query_TND, weight_TN, keys, *rows = make_case(query, F32, size=size)
+    fp4 = IndexFormat(size, FP8, is_fp4=True)
+    keys = keys * torch.tensor([0.25, 8.0, 1.0])[torch.arange(keys.shape[0]) % 3, None, None]
+    stored = fp4.encode(keys)
+    assert torch.equal(fp4.decode(stored), keys)
+    for top_k in (8, 64):
+        got = indexer.index_topk(query_TND, weight_TN, stored, *rows, top_k)
+        assert torch.equal(got, reference.index_topk(query_TND, weight_TN, keys, *rows, top_k))
+
+
+def test_an_fp4_key_takes_68_bytes_and_is_the_nearest_it_can_be():
+    """Ties to the even code, each group by a scale of its own."""
+    fp4 = IndexFormat(128, FP8, is_fp4=True)
+    assert fp4.width == 68 and IndexFormat.of_pages(128, torch.empty(1, 1, 68, dtype=FP8)) == fp4
+    assert IndexFormat.of_pages(128, torch.empty(1, 1, 132, dtype=FP8)) == IndexFormat(128, FP8)
+    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.linspace(-6, 6, 32 * 97).view(-1, 32)
+    numbers[:, 0] = 6  # the scale is 1
+    ties = [0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5, 6]
+    groups = torch.cat((numbers, torch.tensor(ties * 2)[None]))
+    keys = torch.cat([groups * scale for scale in (1.0, 2.0**-30, 2.0**20, 0.0)], dim=1)
+    stored = fp4.encode(keys)
+    got = fp4.decode(stored)
+    distance = (groups.abs()[..., None] - grid).abs()
+    nearest = grid[distance.argmin(-1)] * groups.sign()
+    assert torch.equal(got[:-1, :32], nearest[:-1])
+    even = [0, 0, 1, 1, 2, 2, 4, 4, 0, -1, -1, -2, -2, -4, -4, 6]
+    assert got[-1, :16].tolist() == even
+    assert torch.equal(got[:, 32:64], got[:, :32] * 2.0**-30) and torch.equal(got[:, 64:96], got[:, :32] * 2.0**20)
+    assert not got[:, 96:].any() and torch.equal(fp4.decode(fp4.encode(got)), got)
+    with pytest.raises(ValueError, match=r"an fp4 index cache needs .* not 96; use --index-cache-dtype auto"):
+        IndexFormat(96, FP8, is_fp4=True)
+
+
+@pytest.mark.parametrize(("is_fp4", "least"), [(False, 0.96), (True, 0.87)])
+def test_most_picks_among_random_keys_are_those_of_plain_keys(is_fp4, least):
+    """512 of 4096, with V4's 64 heads: the hardest case, for many scores lie close to each other."""
+    generator = torch.Generator().manual_seed(0)
+    keys, queries = torch.randn(4096, 128, generator=generator), torch.randn(4, 64, 128, generator=generator)
+    weights = torch.rand(4, 64, generator=generator)
+    matrix = hadamard(128, F32, torch.device("cpu")) * 128**-0.5
+    table, request = torch.arange(64, dtype=torch.int32)[None], torch.zeros(4, dtype=torch.int32)
+    rows = table, request, torch.full((4,), 4096, dtype=torch.int32), 512
+    want = indexer.index_topk(queries, weights, keys.view(64, 64, 128), *rows)
+    stored = IndexFormat(128, FP8, is_fp4).encode(keys @ matrix).view(64, 64, -1)
+    got = indexer.index_topk(queries @ matrix, weights, stored, *rows)
+    shared = [len(set(a) & set(b)) / 512 for a, b in zip(want.tolist(), got.tolist())]
+    assert min(shared) >= least
+
+
 @pytest.mark.parametrize("cache", [F32, FP8])
 def test_attention_to_chosen_tokens(isa, cache):
     """It is attention to a short context that holds these alone."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from eprt.ops.entry_format import EntryFormat
 from eprt.ops.shared_attention import SeenEntries, SeenTokens, pool_entries, shared_attention
 from tests import reference_v4 as reference
 
@@ -42,6 +43,28 @@ def test_kernel_equals_plain_torch(isa, rows, heads, size, dtype, chosen):
     args = case(rows, heads, size, dtype, chosen)
     want = reference.shared_attention(*args, 0.3)
     torch.testing.assert_close(shared_attention(*args, 0.3), want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "size", "rope"), [(4, 512, 64), (6, 40, 8), (1, 70, 6)])
+def test_fp8_entries_are_read_as_what_they_hold(isa, heads, size, rope, dtype, chosen):
+    """To the bit what bfloat16 keys with these values give, and plain torch's to rounding; padding is not read."""
+    query, tokens, entries, sink = case(9, heads, size, dtype, chosen)
+    fp8 = EntryFormat(size, rope, torch.uint8)
+    local_XW, pages_XW = fp8.encode(tokens.local_XD), fp8.encode(entries.pages_PED.flatten(0, 1).nan_to_num(1e9))
+    apart = torch.full((7, 4 * fp8.width + 24), 0xFF, dtype=torch.uint8)
+    stored_PEW = apart[:, : 4 * fp8.width].unflatten(1, (4, fp8.width))
+    stored_PEW.copy_(pages_XW.unflatten(0, (7, 4)))
+    stored = replace(tokens, local_XD=local_XW), replace(entries, pages_PED=stored_PEW)
+    got = shared_attention(query, *stored, sink, 0.3, rope)
+    held = fp8.decode(local_XW), fp8.decode(pages_XW).unflatten(0, (7, 4))
+    plain = replace(tokens, local_XD=held[0]), replace(entries, pages_PED=held[1])
+    torch.testing.assert_close(got, reference.shared_attention(query, *plain, sink, 0.3), rtol=2e-5, atol=2e-5)
+    same = replace(tokens, local_XD=held[0].to(dtype)), replace(entries, pages_PED=held[1].bfloat16())
+    assert torch.equal(got, shared_attention(query, *same, sink, 0.3))
+    with pytest.raises(ValueError, match=rf"\[X, {fp8.width}\]"):
+        shared_attention(query, same[0], stored[1], sink, 0.3, rope)
 
 
 @pytest.mark.parametrize("chosen", [False, True])
