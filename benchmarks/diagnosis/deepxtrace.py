@@ -89,8 +89,7 @@ def compare(case: ServingCase, seeds: range, analyse: Callable[..., dict[str, li
     return counts
 
 
-def rows(ranks: Sequence[int], num_seeds: int, analyse: Callable[..., dict[str, list]]) -> list[dict[str, Any]]:
-    seeds = range(UNSEEN_SEEDS, UNSEEN_SEEDS + num_seeds)
+def rows(ranks: Sequence[int], seeds: Sequence[int], analyse: Callable[..., dict[str, list]]) -> list[dict[str, Any]]:
     out = []
     for num_ranks in ranks:
         for kind, factor in [("clean", 1.0), *((kind, factor) for kind in KINDS for factor in FACTORS)]:
@@ -112,12 +111,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("path", type=Path, help="a checkout of DeepXTrace")
     parser.add_argument("--commit", required=True, help="of the checkout, for the result file")
     parser.add_argument("--seeds", type=int, default=10, help="jobs of each case and family")
+    parser.add_argument("--first-seed", type=int, default=UNSEEN_SEEDS, help="one that nobody has looked at")
     parser.add_argument("--ranks", type=lambda text: [int(word) for word in text.split(",")], default=[4, 8, 16])
     arguments = parser.parse_args(argv)
     analyse = load_tool(arguments.path).Diagnose.diagnose_matrix
-    config = {"windows": NUM_WINDOWS, "seeds": arguments.seeds, "deepxtrace": arguments.commit}
+    first = arguments.first_seed
+    config = {
+        "windows": NUM_WINDOWS,
+        "seeds": arguments.seeds,
+        "first_seed": first,
+        "deepxtrace": arguments.commit,
+    }
     report = BenchmarkReport("faults_deepxtrace", config)
-    report.rows += rows(arguments.ranks, arguments.seeds, analyse)
+    report.rows += rows(arguments.ranks, range(first, first + arguments.seeds), analyse)
     report.finish()
     return 0
 

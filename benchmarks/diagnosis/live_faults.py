@@ -34,7 +34,7 @@ FAULTS = [
     ("slow-link:2:5:20ms", ("point", 2, 5), "comm"),
     ("late-compute:4:20ms", ("column", 4), "comp"),
     ("bursty:6:40ms", ("column", 6), "comp"),
-    ("stop:7:5s", ("column", 7), "comp"),
+    ("stop:7:5s", ("hang", 7), "stopped"),
     ("skewed-tokens:1:4x", ("column", 1), "mixed"),
 ]
 READS_PROMPTS = "skewed-tokens"  # in decodes the demo model's experts take a few per cent of a call
@@ -123,7 +123,7 @@ def watch(
                 document = client.get("/v1/eprt/diagnose").json()
                 newest = document["newest_window"]
                 # As in the server's log: what began in the newest window may yet turn out as an echo.
-                told = [f for f in document["findings"] if f["first_window"] < newest]
+                told = [f for f in document["findings"] if f["kind"] == "hang" or f["first_window"] < newest]
                 current = [f for f in told if f["last_window"] >= newest - 1]
                 if newest != said:
                     said = newest
@@ -140,8 +140,11 @@ def watch(
 def _take_in(
     phase: FaultPhase, phases: Sequence[FaultPhase], current: Sequence[Mapping[str, Any]], now_s: float
 ) -> None:
-    # A fault is in the window during which it ended, and in its analysis.
+    # A fault is in the window during which it ended, and in its analysis. A rank that hung was late.
     before = [p.expected for p in phases if p.end_s <= phase.start_s]
+    before += [
+        ("column", p.expected[1]) for p in phases if p.expected and p.expected[0] == "hang" and p.start_s <= now_s
+    ]
     for finding in current:
         place = place_of(finding)
         if place == phase.expected:
@@ -209,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         def shoot(phase: FaultPhase) -> None:
             if options.screenshots and phase.expected:
                 kind, *ranks = phase.expected
-                words = f"Rank {ranks[0]}" if kind == "column" else f"Link {ranks[1]} → {ranks[0]}"
+                words = f"Link {ranks[1]} → {ranks[0]}" if kind == "point" else f"Rank {ranks[0]}"
                 options.screenshots.mkdir(parents=True, exist_ok=True)
                 screenshot(server.url, options.screenshots / f"{phase.name.partition(':')[0]}.png", words)
 
@@ -232,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             expected=" ".join(map(str, phase.expected or ("nothing",))),
             named_after_s="" if phase.named_s is None else round(phase.named_s - phase.start_s, 1),
             cause=phase.cause,
-            ratio=phase.ratio or "",
+            ratio=phase.ratio or "",  # of a hang none
             other_findings="; ".join(" ".join(map(str, place)) for place in phase.others),
             ok=phase.ok,
         )

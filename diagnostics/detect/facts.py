@@ -19,17 +19,24 @@ _BURST = (
 def with_facts(findings: Sequence[Finding], matrices: WindowMatrices) -> list[Finding]:
     """The findings of a run and its hangs: what lasts comes first, then what costs most."""
     hangs = logged_hangs(matrices)
-    spans = [(hang.finding.first_window, hang.finding.last_window) for hang in hangs]
     kept = [
         _with_times(finding, matrices)
         for finding in findings
-        # While nothing moves, waits say who waits at the end of a chain, not who is to blame.
-        if not any(first <= finding.first_window and finding.last_window <= last for first, last in spans)
+        if not any(_is_of_hang(finding, hang.finding) for hang in hangs)
     ]
     for hang in hangs:
         active = hang.until_s is None
         kept.append(replace(hang.finding, t_start=hang.since_s, t_end=hang.until_s, active=active, cost=STANDSTILL))
     return in_order([_with_process(finding, matrices) for finding in kept])
+
+
+def _is_of_hang(finding: Finding, hang: Finding) -> bool:
+    """While nothing moves, waits say who waits at the end of a chain, not who is to blame. The rank that hung is late
+    until the calls that it held up are over, which may be in the next window."""
+    if finding.first_window < hang.first_window:
+        return False
+    is_its_end = finding.kind == "column" and finding.rank == hang.rank
+    return finding.last_window <= hang.last_window + (1 if is_its_end and hang.rank is not None else 0)
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:

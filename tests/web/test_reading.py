@@ -77,6 +77,18 @@ LEGEND = """async ([png, ratio]) => {
     return out;
 }"""
 
+# Lines of text that the button beside them covers.
+COVERED = """() => [...document.querySelectorAll("#finding-list .mute")].flatMap(mute => {
+  const over = mute.getBoundingClientRect();
+  return [...mute.closest("li, div").querySelectorAll(".finding-title, .finding-facts")].flatMap(text => {
+    const range = document.createRange();
+    range.selectNodeContents(text);
+    const hit = [...range.getClientRects()].some(line =>
+      line.right > over.left && line.left < over.right && line.bottom > over.top && line.top < over.bottom);
+    return hit ? [text.textContent] : [];
+  });
+})"""
+
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (768, True)])
 def test_fingers_and_small_screens(browser, server_8, width, dark):
@@ -90,12 +102,17 @@ def test_fingers_and_small_screens(browser, server_8, width, dark):
         page = context.new_page()
         page.goto(server_8.url)
         page.wait_for_selector(".moves tbody tr")
+        name = page.locator("#finding-list .finding-title").first.bounding_box()
+        assert name["y"] + name["height"] < page.locator("footer").bounding_box()["y"], "who is at fault comes first"
+        page.evaluate(
+            "document.querySelector('#finding-list .finding-facts').prepend('holds all up, stopped · still · ')"
+        )
         for opened in ("#source", "#finding-list button", "#finding-list .mute"):
             if opened != "#source":
                 page.locator(opened).first.tap()
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.evaluate(CUT) == [] and page.evaluate(SMALL_TARGETS, LEAST_TARGET) == []
-            assert page.evaluate(FAINT, LEAST_CONTRAST) == []
+            assert page.evaluate(FAINT, LEAST_CONTRAST) == [] and page.evaluate(COVERED) == []
         page.locator("#mute button", has_text="Cancel").tap()
         page.locator("#pick-row").select_option("2")
         page.locator("#pick-column").select_option("6")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from eprt.diagnostics import Report, WindowRecord, analyse
+from eprt.diagnostics.detect.facts import with_facts
 from eprt.diagnostics.detect.hang_findings import logged_hangs
 from eprt.diagnostics.log.standing import LoggedProcess, Standing
 from eprt.diagnostics.windows.window_sums import WindowSums
@@ -53,6 +54,21 @@ def test_a_log_that_ends_with_a_hang_has_it_as_what_lasts(tmp_path):
     assert (first.host, first.pid, first.cost and first.cost.lost) == ("node1", 4001, 1.0)
     assert first.t_start == lines[-1].t_end - 27.1 and not report.problems
     assert report.state_WN[5].tolist() == [4] * 4, "no calls"
+
+
+def test_the_calls_that_a_hang_held_up_are_no_finding_of_their_own():
+    lines = synthetic_records(4, 5)
+    hung = stood(5, {0: waits(9.0), 1: MISSING, 2: waits(9.0), 3: waits(9.0)})
+    matrices = matrices_of([*lines, *hung, *synthetic_records(4, 9, first=6)])
+    (hang,) = logged_hangs(matrices)
+
+    def kept(rank: int, first: int, last: int) -> int:
+        late = replace(hang.finding, kind="column", rank=rank, cause="comp", first_window=first, last_window=last)
+        return sum(finding.kind == "column" for finding in with_facts([late], matrices))
+
+    assert (hang.finding.first_window, hang.finding.last_window) == (5, 5)
+    assert kept(1, 5, 6) == 0 and kept(0, 5, 5) == 0
+    assert kept(1, 5, 8) == kept(1, 4, 6) == kept(0, 5, 6) == kept(1, 6, 8) == 1
 
 
 def test_without_a_word_of_its_end_a_hang_ends_where_windows_go_on():
