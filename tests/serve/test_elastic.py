@@ -25,9 +25,15 @@ class Burst:
     """Requests of several kinds at once; wait() returns everything that a fault must not change."""
 
     def __init__(self, url: str, num_tokens: int = 120):
-        kinds = ({"temperature": 0}, {"temperature": 0.9, "logprobs": 1}, {"frequency_penalty": 0.5, "n": 2})
+        form = {"regex": "([a-z]{2,9} ){99}"}
+        kinds = (
+            {"temperature": 0},
+            {"temperature": 0.9, "logprobs": 1},
+            {"frequency_penalty": 0.5, "n": 2},
+            {"temperature": 0.9, "structured_outputs": form},
+        )
         common = {"max_tokens": num_tokens, "ignore_eos": True, "return_token_ids": True}
-        self._bodies = [{"prompt": f"Count from {i} to 60.", "seed": i, **kinds[i % 3], **common} for i in range(9)]
+        self._bodies = [{"prompt": f"Count from {i} to 60.", "seed": i, **kinds[i % 4], **common} for i in range(9)]
         self._answers: dict[int, dict] = {}
         self._threads = [threading.Thread(target=self._ask, args=(url, i), daemon=True) for i in range(9)]
         for thread in self._threads:

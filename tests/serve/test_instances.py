@@ -42,7 +42,8 @@ def ask(server: RunningServer, number: int, **fields) -> tuple[Any, ...]:
     """Tokens, log-probabilities, finish reason and usage."""
     prompt = f"What is {number} + {7 * number}? " * (1 + number % 5)
     body = {"prompt": prompt, "temperature": 0.7 * (number % 3), "seed": number, "max_tokens": 12, "logprobs": 1}
-    body |= {"return_token_ids": True, "model": server.model, **fields}
+    form = {"structured_outputs": {"regex": "[a-f0-9]{4,40}"}} if number % 4 == 3 else {}
+    body |= {"return_token_ids": True, "model": server.model, **form, **fields}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
     (choice,) = answer["choices"]
     usage = answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
