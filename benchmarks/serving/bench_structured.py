@@ -198,7 +198,7 @@ def median_interval(values: np.ndarray) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--drafts", type=int, default=0)
