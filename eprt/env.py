@@ -329,3 +329,22 @@ def let_torch_use_huge_pages() -> None:
 def openmp_sleeps() -> bool:
     """Whether OpenMP's threads do not spin between loops; so they were told before they started."""
     return os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+
+
+def prepare_nvshmem(heap_bytes: int, one_host: bool) -> None:
+    """Before NVSHMEM starts, what it reads from the environment alone, unless the user says otherwise.
+
+    heap_bytes: of its symmetric heap. one_host: no rank needs a network card.
+    """
+    os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", str(heap_bytes))
+    # eprt uses none of NVSHMEM's collectives, which alone need multicast.
+    os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
+    # A card's writes must not overtake each other: the word that tells of bytes comes last.
+    os.environ.setdefault("NVSHMEM_IB_ENABLE_RELAXED_ORDERING", "0")
+    if one_host:
+        os.environ.setdefault("NVSHMEM_REMOTE_TRANSPORT", "none")
+
+
+def cuda_home() -> Path:
+    """Where a CUDA toolkit may be."""
+    return Path(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda")

@@ -115,7 +115,7 @@ def _why_not_nvshmem(needs: list[Need]) -> str:
         print(f"{need.name:36} {need.found or 'missing'}")
     if missing:
         return f"--wire nvshmem: {missing[0].name} is missing: {missing[0].remedy}; tcp and paced need none of it"
-    return "--wire nvshmem: all is there, but eprt's exchange does not use NVSHMEM yet; measure --wire tcp"
+    return "--wire nvshmem: all is there; this program measures CPU ranks only, so measure --wire tcp, or serve on GPUs"
 
 
 def _node_counts(arguments: argparse.Namespace) -> list[int]:

@@ -4,10 +4,17 @@
 //
 // Compile-time constants: HIDDEN (a multiple of 16), TOPK, NUM_RANKS (<= 32), NUM_BUFFERS, FP8 (0, 1), COMBINE_ROWS
 // (rows that a token gets back, at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps),
-// STATS (0, 1: counters).
+// STATS (0, 1: counters); NODE_RANKS and OUTBOX_ROWS where ranks are on several nodes (low_latency_wire.cuh).
 #pragma once
 #include "lines.cuh"
 #include "waits.cuh"
+
+// What only kernels between nodes have. A macro: kernels of one node are compiled from the text that they would be.
+#ifdef NODE_RANKS
+#define EPRT_WIRED(...) __VA_ARGS__
+#else
+#define EPRT_WIRED(...)
+#endif
 
 namespace eprt::low_latency {
 
@@ -67,6 +74,23 @@ struct HeapLayout {
   uint64_t begun;    // u32 [R], once: the epoch of the last combine that the rank has begun to send
 };
 
+#ifdef NODE_RANKS
+// More fields of the heap, see low_latency_wire.cuh. The outbox and the counters are for this rank alone; words are
+// written by the rank that puts.
+struct WireLayout {
+  uint64_t counts;        // outbox: u64 [2B][R][L + W], by holder
+  uint64_t messages;      // outbox: [2B][R][M] messages, by holder
+  uint64_t rows;          // outbox: [2B][R][M][OUTBOX_ROWS] rows, by owner
+  uint64_t counts_word;   // u64 [2B][R]: the epoch of the source's counts that are there
+  uint64_t message_word;  // u64 [2B][R][M]: of a source's message
+  uint64_t row_word;      // u64 [2B][M][kRows]: of a row
+  uint64_t begun_word;    // u64 [2B][R]: the epoch of the combine that the rank has begun to send
+  uint64_t counts_done;   // u64 [R]: epoch << 32 | warps that have written their part of what goes to the rank
+  uint64_t message_done;  // u64 [M]: the same of a token
+  uint64_t rows_done;     // u64 [R][M]: the same of an owner's token
+};
+#endif
+
 struct Context {
   uint8_t* peer[kRanks];  // all ranks' heaps, as mapped here; peer[rank] is our own
   HeapLayout heap;
@@ -78,6 +102,7 @@ struct Context {
   int32_t max_tokens;   // M: tokens of a rank, at most
   int32_t num_slots;    // L: slots of a rank
   int32_t num_buffers;  // B: handles in flight
+  EPRT_WIRED(WireLayout wire;)
 };
 
 // What a dispatch leaves for its combine, in device memory. An item is a token received; its index is
@@ -97,16 +122,33 @@ struct Handle {
 enum Phases : int32_t { kSend = 1, kRecv = 2 };
 
 // ---- addresses ------------------------------------------------------------------------------------------------------
+//
+// Where something for a rank is written, and read by it: in its heap. For a rank of another node: in the outbox.
+
+#ifdef NODE_RANKS
+constexpr int kNodeRanks = NODE_RANKS;
+
+EPRT_DEVICE bool is_beyond(const Context& c, int rank) { return rank / kNodeRanks != c.rank / kNodeRanks; }
+EPRT_DEVICE int64_t set_index(uint32_t epoch, int rank) { return int64_t(epoch % kSets) * kRanks + rank; }
+EPRT_DEVICE uint8_t* outbox_row(const Context& c, int64_t owner, int token, int row) {
+  const int64_t first = (owner * c.max_tokens + token) * OUTBOX_ROWS;
+  return c.peer[c.rank] + c.wire.rows + (first + (OUTBOX_ROWS == 1 ? 0 : row)) * kRowBytes;
+}
+#endif
 
 EPRT_DEVICE int count_words(const Context& c) { return c.num_slots + ceil_div(c.max_tokens, 32); }
 
 EPRT_DEVICE uint64_t* count_at(const Context& c, int holder, uint32_t epoch, int source) {
   const int set = epoch % kSets;
+  EPRT_WIRED(if (is_beyond(c, holder)) return reinterpret_cast<uint64_t*>(c.peer[c.rank] + c.wire.counts) +
+                 set_index(epoch, holder) * count_words(c);)
   return reinterpret_cast<uint64_t*>(c.peer[holder] + c.heap.count) + int64_t(set * kRanks + source) * count_words(c);
 }
 
 EPRT_DEVICE uint8_t* message_at(const Context& c, int holder, uint32_t epoch, int source, int token) {
   const int set = epoch % kSets;
+  EPRT_WIRED(if (is_beyond(c, holder)) return c.peer[c.rank] + c.wire.messages +
+                 (set_index(epoch, holder) * c.max_tokens + token) * kMessageBytes;)
   return c.peer[holder] + c.heap.message + (int64_t(set * kRanks + source) * c.max_tokens + token) * kMessageBytes;
 }
 
@@ -115,6 +157,7 @@ EPRT_DEVICE int64_t row_index(const Context& c, uint32_t epoch, int token, int r
 }
 
 EPRT_DEVICE uint8_t* row_at(const Context& c, int holder, uint32_t epoch, int token, int row) {
+  EPRT_WIRED(if (is_beyond(c, holder)) return outbox_row(c, set_index(epoch, holder), token, row);)
   return c.peer[holder] + c.heap.row + row_index(c, epoch, token, row) * kRowBytes;
 }
 

@@ -151,9 +151,26 @@ EPRT_DEVICE bool send_part(const CombineParams& p, const Call& call, Item& item,
   return true;
 }
 
+#ifdef NODE_RANKS
+// All parts of an item's rows are written.
+EPRT_DEVICE void ship_item(const Context& c, const Item& item, uint32_t epoch) {
+  if (!is_beyond(c, item.owner)) return;
+  if (!kExact) return ship_row(c, item.owner, epoch, item.token, item.combine_row);
+  for (uint32_t left = __ballot_sync(kAllLanes, item.row >= 0); left; left &= left - 1)
+    ship_row(c, item.owner, epoch, item.token, __ffs(left) - 1);
+}
+
+EPRT_DEVICE void ship_if_complete(const Context& c, const Item& item, uint32_t epoch, int lane) {
+  if (is_beyond(c, item.owner) && completes_rows(c, item.owner, epoch, item.token, lane)) ship_item(c, item, epoch);
+}
+#endif
+
 // Tells all ranks that this combine has begun. A rank that has heard so from all knows that they have finished the
 // combine B calls earlier, so that its buffers may be written again.
 EPRT_DEVICE void tell_begun(const Context& c, const Call& call) {
+  EPRT_WIRED(const int r = threadIdx.x;
+             if (blockIdx.x == gridDim.x - 1 && r < kRanks && is_beyond(c, r) &&
+                 !((call.masked >> r) & 1)) return eprt_wire_post(begun_word(c, call.epoch, c.rank), call.epoch, r);)
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x < kRanks && !((call.masked >> threadIdx.x) & 1))
     store_relaxed(begun_at(c, threadIdx.x, c.rank), call.epoch);
 }
@@ -211,6 +228,7 @@ EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, const Call& call, 
       if (kLateWeights && (!(owners & owner) || late & owner)) continue;
       const bool known = !again || wait_weights(p, call, item, lane);
       if (!known || !send_part<false>(p, call, item, unit % kRowParts, lane)) late |= owner;
+      EPRT_WIRED(ship_if_complete(c, item, epoch, lane);)
     }
     owners = kLateWeights && late ? still_late(c, book, call.begin_ns, epoch, late, lane) : 0;
     again = true;
@@ -266,6 +284,7 @@ EPRT_DEVICE void send_row(const CombineParams& p, const Call& call, int row, int
   if (!kExact && lane == 0)  // reset for another combine of the same dispatch
     p.handle.item_left[item_index] = __popc(wanted);
   for (int part = 0; part < kRowParts; ++part) send_part<true>(p, call, item, part, lane);
+  EPRT_WIRED(ship_item(c, item, call.epoch);)
 }
 
 EPRT_DEVICE void send_tiles(const CombineParams& p, const Call& call, int lane) {
@@ -305,6 +324,15 @@ struct AwaitedRows {
   const uint8_t* row[kAwaitedRows] = {};  // in lines
   float weight[kAwaitedRows] = {};
   uint32_t rows = 0;  // a bit for each that there is
+
+#ifdef NODE_RANKS
+  int number[kAwaitedRows] = {};  // of the row among the token's
+
+  EPRT_DEVICE void await_words(const Context& c, WaitBook* book, uint32_t epoch, int token, int lane) {
+    for (int i = 0; i < kAwaitedRows; ++i)
+      if ((rows >> i) & 1 && !await_row(c, book, epoch, peer[i], token, number[i], lane)) rows &= ~(1u << i);
+  }
+#endif
 
   static constexpr uint32_t kRowBits = (1u << kPartFours) - 1;
 
@@ -369,7 +397,9 @@ EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, const Call& c
       held.peer[i] = __shfl_sync(kAllLanes, my_peer, b);
       held.weight[i] = __shfl_sync(kAllLanes, my_weight, b);
       held.row[i] = row_at(c, c.rank, call.epoch, token, __shfl_sync(kAllLanes, my_row, b));
+      EPRT_WIRED(held.number[i] = __shfl_sync(kAllLanes, my_row, b);)
     }
+    EPRT_WIRED(held.await_words(c, book, call.epoch, token, lane);)
     held.wait(c, book, part, call.epoch, lane);
 #pragma unroll
     for (int i = 0; i < kAwaitedRows; ++i)
@@ -392,6 +422,7 @@ EPRT_DEVICE void wait_begun(const CombineParams& p, WaitBook* book, const Call& 
   const Context& c = p.context;
   if (blockIdx.x != 0 || threadIdx.x < kThreads - kWarp || lane >= kRanks || (call.masked >> lane) & 1) return;
   const uint32_t* begun = begun_at(c, c.rank, lane);
+  EPRT_WIRED(if (is_beyond(c, lane)) begun = epoch_of(begun_word(c, call.epoch, lane));)
   if (int32_t(load_acquire_sys(begun) - call.epoch) < 0)
     wait_peer<true>(c, book, begun, call.epoch, kCombineRows, lane);
 }

@@ -4,7 +4,7 @@
 // applies the weights), LATE_WEIGHTS (0, 1: combine is told the gate weights, not dispatch; only in a launch of both
 // phases).
 #pragma once
-#include "low_latency.cuh"
+#include "low_latency_wire.cuh"
 
 namespace eprt::low_latency {
 
@@ -12,6 +12,7 @@ constexpr bool kExact = EXACT;
 constexpr bool kLateWeights = LATE_WEIGHTS;
 static_assert(!kExact || kRows >= kTopk, "an expert's row lies beyond a token's rows");
 static_assert(!kExact || !kLateWeights, "with EXACT owners apply their weights themselves");
+EPRT_WIRED(static_assert(!kLateWeights, "between nodes dispatch is told the weights");)
 
 struct CombineParams {
   Context context;

@@ -1,6 +1,6 @@
 // Parameters of the low-latency dispatch, shared by its sending and its receiving side.
 #pragma once
-#include "low_latency.cuh"
+#include "low_latency_wire.cuh"
 
 namespace eprt::low_latency {
 

@@ -103,6 +103,7 @@ EPRT_DEVICE void place_slots(const DispatchParams& p, const Placement& place, in
 EPRT_DEVICE void place_rows(const DispatchParams& p, WaitBook* book, const Begun& begun, const Placement& place,
                             int thread) {
   const Context& c = p.context;
+  EPRT_WIRED(await_counts(c, book, begun.epoch, begun.masked, thread); sync_placers();)
   receive_counts(c, book, begun, place, thread);
   sync_placers();
   stamp(c, 6, kThreads);
@@ -255,6 +256,7 @@ EPRT_DEVICE void expand(const DispatchParams& p, WaitBook* book, const Placement
                         int token, int number, int lane) {
   const Context& c = p.context;
   MessagePart part;
+  EPRT_WIRED(if (!await_message(c, book, epoch, source, token, lane)) return;)
   if (!wait_part(c, book, message_at(c, c.rank, epoch, source, token), number, epoch, source, lane, part)) return;
   const int slot_and_index = part.slot(lane), entry = lane < kTopk ? slot_and_index : -1;
   const int row = row_of(p, place, source, entry), slot = entry >> 16;

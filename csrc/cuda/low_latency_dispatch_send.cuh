@@ -164,6 +164,7 @@ EPRT_DEVICE void send_values(const DispatchParams& p, const Routing& routing, co
     Chunk next;
     load_chunk(p, unit + stride, lane, next);  // in flight while this one is sent
     uint32_t left = ranks_of(routing, token, begun.masked, lane);
+    EPRT_WIRED(const uint32_t ranks = left;)
     while (left) {
       const int r = next_rank(left, c.rank);
       left &= ~(1u << r);
@@ -174,6 +175,7 @@ EPRT_DEVICE void send_values(const DispatchParams& p, const Routing& routing, co
         store_line(first + lane / kLineLanes < kPayloadLines ? to + first * kLineBytes + lane * 16 : nullptr, line[q]);
       }
     }
+    EPRT_WIRED(ship_message(c, ranks, begun.epoch, token, kChunks + kGroupWarps, lane);)
     if (unit + stride < num_units) to_lines(p, next, unit + stride, begun.epoch, magnitudes, lane, line);
   }
 }
@@ -216,6 +218,7 @@ EPRT_DEVICE void send_header(const DispatchParams& p, const Routing& routing, co
     uint8_t* to = message_at(c, r, begun.epoch, c.rank, token);
     store_line(lane / kLineLanes < kHeaderLines ? to + lane * 16 : nullptr, line);
   }
+  EPRT_WIRED(ship_message(c, ranks, begun.epoch, token, kChunks + kGroupWarps, lane);)
 }
 
 // index: in shared memory, [2][K] of the group, used in turn.
@@ -263,6 +266,7 @@ EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, co
     store_relaxed(count_at(c, r, begun.epoch, c.rank) + e, uint64_t(begun.epoch) << 32 | n);
     if (kStats && t >= 0 && n) add_to_total(c.stats.tokens + r, int64_t(__popc(n)));
   }
+  EPRT_WIRED(ship_counts(c, begun.masked, begun.epoch, stride, lane);)
 }
 
 // What the workers do. They read the routing for all threads.

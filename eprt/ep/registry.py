@@ -17,6 +17,11 @@ _BACKENDS = {
         "normal": "eprt.ep.nvlink.normal_backend:NvlinkNormalBackend",
         "low_latency": "eprt.ep.nvlink.low_latency_backend:NvlinkLowLatencyBackend",
     },
+    # Prompts, whose calls are few and long, go through host memory.
+    "nvshmem": {
+        "normal": "eprt.ep.staged:StagedBackend",
+        "low_latency": "eprt.ep.nvlink.nvshmem_backend:NvshmemBackend",
+    },
     "local": dict.fromkeys(("normal", "low_latency"), "eprt.ep.local:LocalBackend"),
     "staged": dict.fromkeys(("normal", "low_latency"), "eprt.ep.staged:StagedBackend"),
 }
@@ -39,9 +44,12 @@ def make_backend(name: str, config: EPConfig, group: EPGroup, options: Any = Non
 
 
 def _fitting_name(config: EPConfig, group: EPGroup) -> str:
-    """On GPUs: nothing is sent by one rank alone; NVLink moves bfloat16, host memory anything."""
+    """On GPUs: nothing is sent by one rank alone; NVLink and NVSHMEM move bfloat16, host memory anything."""
     if config.device == "cpu":
         return "cpu"
     if group.size == 1:
         return "local"
-    return "nvlink" if config.dtype == torch.bfloat16 else "staged"
+    if config.dtype != torch.bfloat16:
+        return "staged"
+    wire = getattr(group, "gpu_wire", "")  # of a WireGroup
+    return wire if wire and group.num_nodes > 1 else "nvlink"

@@ -32,6 +32,7 @@ class KernelSource:
     name: str  # stem of a file in csrc/cuda, e.g. "low_latency_dispatch"
     arch: str = "sm_90a"
     defines: tuple[tuple[str, str | int], ...] = ()  # preprocessor constants
+    extra: tuple[str, ...] = ()  # more options of NVRTC
 
     def options(self) -> list[str]:
         return [
@@ -40,6 +41,7 @@ class KernelSource:
             "--extra-device-vectorization",
             "-default-device",
             *(f"-D{key}={value}" for key, value in self.defines),
+            *self.extra,
         ]
 
 
@@ -90,18 +92,23 @@ def nvrtc_version() -> str:
 
 def cubin_name(source: KernelSource, version: str) -> str:
     """File name of the compiled source. version: NVRTC's, or a glob pattern."""
-    content = "\0".join([read_source(source.name), *source.options()])
-    return f"{source.name}-{source.arch}-{hashlib.sha256(content.encode()).hexdigest()[:32]}-nvrtc{version}.cubin"
+    return cached_name(f"{source.name}-{source.arch}", [read_source(source.name), *source.options()], version)
+
+
+def cached_name(stem: str, contents: list[str], version: str) -> str:
+    """Of a binary that all these decide. version: NVRTC's, or a glob pattern."""
+    digest = hashlib.sha256("\0".join(contents).encode()).hexdigest()[:32]
+    return f"{stem}-{digest}-nvrtc{version}.cubin"
 
 
 def cache_dir() -> Path:
     return Path(env.get("EPRT_KERNEL_CACHE")).expanduser()
 
 
-def _find_built(source: KernelSource, version: str) -> bytes | None:
-    """The cubin from the cache or the package, if one lies there undamaged."""
+def find_cached(name: str) -> bytes | None:
+    """The cubin from the cache or the package, if one lies there undamaged. name: of its file, or a glob pattern."""
     for folder in (cache_dir(), source_dir() / "cubins"):
-        for path in sorted(folder.glob(cubin_name(source, version)), reverse=True):
+        for path in sorted(folder.glob(name), reverse=True):
             if _is_whole(binary := path.read_bytes()):
                 return binary
     return None
@@ -121,17 +128,21 @@ def cubin(source: KernelSource) -> bytes:
     try:
         version = nvrtc_version()
     except ImportError as error:
-        if binary := _find_built(source, "*"):
+        if binary := find_cached(cubin_name(source, "*")):
             return binary
         raise ImportError(
             f"{cubin_name(source, '*')} is neither in {cache_dir()} nor in {source_dir() / 'cubins'}, or is broken "
             f"there; {error}; or fill EPRT_KERNEL_CACHE on a machine that has NVRTC (eprt env --build-kernels)"
         ) from None
-    if binary := _find_built(source, version):
+    if binary := find_cached(cubin_name(source, version)):
         return binary
-    binary = compile_source(source)
+    return keep(compile_source(source), cubin_name(source, version))
+
+
+def keep(binary: bytes, name: str) -> bytes:
+    """The binary, which from now on lies in the cache."""
     try:
-        _write_file(binary, cache_dir(), cubin_name(source, version))
+        _write_file(binary, cache_dir(), name)
     except OSError as error:
         raise OSError(
             f"compiled CUDA kernels cannot be kept in {cache_dir()}: {error.strerror}; let EPRT_KERNEL_CACHE name a "

@@ -51,12 +51,15 @@ class Kernel:
     entry: the kernel's qualified C++ name ("eprt::low_latency::dispatch"), or its extern "C" name.
     num_threads: per block.
     shared_bytes: dynamic shared memory per block.
+    binary: what the source was made into, if not by jit.cubin.
     """
 
-    def __init__(self, source: KernelSource, entry: str, num_threads: int, shared_bytes: int = 0):
+    def __init__(
+        self, source: KernelSource, entry: str, num_threads: int, shared_bytes: int = 0, binary: bytes | None = None
+    ):
         cu = api()
         self.name, self.num_threads, self.shared_bytes = entry, num_threads, shared_bytes
-        self._binary = cubin(source)  # the driver may read it again
+        self._binary = cubin(source) if binary is None else binary  # the driver may read it again
         library = check(cu.cuLibraryLoadData(self._binary, [], [], 0, [], [], 0), f"loading {source.name}")
         kernel = check(cu.cuLibraryGetKernel(library, _symbol(library, entry)), f"finding {entry} in {source.name}")
         self._library, function = library, check(cu.cuKernelGetFunction(kernel), f"preparing {entry}")

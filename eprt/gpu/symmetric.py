@@ -1,6 +1,6 @@
 """SymmetricMemory: the same allocation on every GPU of one NVLink domain, mapped into every process.
 
-Needs no NVSHMEM: ranks exchange CUDA IPC handles. Knows byte offsets, nothing of what lies there.
+Ranks exchange CUDA IPC handles. Knows byte offsets, nothing of what lies there.
 """
 
 import ctypes
@@ -24,6 +24,8 @@ class SymmetricMemory:
     num_bytes: equal on all ranks.
     by_nvlink: refuse GPUs that reach each other by PCIe, which may tear a line of 128 bytes (csrc/cuda/lines.cuh).
     """
+
+    _crosses_nodes = False  # whether ranks may be on several nodes
 
     def __init__(self, group: RankGroup, num_bytes: int, by_nvlink: bool = False):
         self.group, self.num_bytes, self._by_nvlink = group, num_bytes, by_nvlink
@@ -90,8 +92,11 @@ class SymmetricMemory:
             pair = f"{self._where} GPU {device} ({own_uuid}) and rank {rank}'s ({uuid})"
             if size != num_bytes:
                 return f"{self._where} symmetric memory of {num_bytes} B, but rank {rank} asks for {size} B"
+            if node != own_node and self._crosses_nodes:
+                continue
             if node != own_node:
-                return f"{pair} are on different nodes: no NVLink between them; use one node, or backend='cpu'"
+                remedy = "use one node, or backend='nvshmem', 'staged' or 'cpu'"
+                return f"{pair} are on different nodes: no NVLink between them; {remedy}"
             if uuid == own_uuid and rank != self.group.rank and crowded:
                 return (
                     f"{self._where} and rank {rank} share one GPU ({uuid}); give each rank its own (set_device), or, "

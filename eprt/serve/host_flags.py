@@ -21,8 +21,10 @@ def add_host_flags(group: argparse._ArgumentGroup) -> None:
     default = ServeOptions.dist_timeout_s
     text = f"seconds within which all hosts must connect, default {default:g}"
     add("--dist-timeout", dest="dist_timeout_s", type=float, default=default, metavar="S", help=text)
-    text = "transport between nodes, such as tcp:threads=2 or paced:gbps=25 (docs/wire.md), default tcp; on one host "
-    text += "with EPRT_RANKS_PER_NODE, ranks use it as if they spanned hosts"
+    text = (
+        "transport between nodes, such as tcp:threads=2, paced:gbps=25 or, for GPUs, nvshmem (docs/wire.md), default "
+    )
+    text += "tcp; on one host with EPRT_RANKS_PER_NODE, ranks use it as if they spanned hosts"
     add("--wire", metavar="WIRE", help=text)
 
 
@@ -41,9 +43,11 @@ def check_hosts(args: argparse.Namespace) -> None:
         raise OptionError(f"--dist-timeout {args.dist_timeout_s:g}: must be above 0 and at most 86400")
     if args.wire is not None:
         try:
-            WireOptions.from_text(args.wire)
+            wire = WireOptions.from_text(args.wire)
         except ValueError as error:
             raise OptionError(f"--wire: {error}") from None
+        if wire.gpu and args.device != "cuda":
+            raise OptionError(f"--wire {args.wire}: is of GPUs; give --device cuda too, or --wire tcp")
     if args.nnodes > 1:
         _check_address(args)
     if args.nnodes > 1 or args.wire is not None:
@@ -71,8 +75,12 @@ def _check_address(args: argparse.Namespace) -> None:
 def _check_others(args: argparse.Namespace) -> None:
     """Flags that mean shared memory, or GPUs."""
     why = f"--nnodes {args.nnodes}" if args.nnodes > 1 else "--wire"
-    if args.device != "cpu":
-        raise OptionError(f"--device {args.device}: with {why} ranks compute on CPUs only, for now; leave it out")
+    has_gpu_wire = args.wire is not None and bool(WireOptions.from_text(args.wire).gpu)
+    if args.device != "cpu" and not has_gpu_wire:
+        raise OptionError(
+            f"--device {args.device}: with {why} ranks compute on CPUs; leave it out, or give --device cuda with "
+            "--wire nvshmem"
+        )
     if args.max_lost_ranks:
         raise OptionError(
             f"--max-lost-ranks {args.max_lost_ranks}: needs ranks that share the memory of one host; leave out {why}"

@@ -6,6 +6,7 @@ launching, symmetric memory and the few CUDA calls of torch that the exchange ma
 
 import ctypes
 import gc
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -19,11 +20,13 @@ from torch.overrides import TorchFunctionMode
 
 from eprt.compat.deep_ep import dispatch_layout
 from eprt.ep.group.view import View
-from eprt.ep.nvlink import kernel_state, low_latency, normal, rank_mask
+from eprt.ep.nvlink import kernel_state, low_latency, normal, nvshmem_backend, rank_mask
 from eprt.gpu import symmetric
 from eprt.gpu.jit import KernelSource
-from tests.emulated.kernels import library
+from tests.emulated.kernels import library, wire
 from tests.gather_group import GatherGroup
+
+_numbers = itertools.count()  # of wires
 
 
 class CudaIsHere(TorchFunctionMode):
@@ -93,8 +96,9 @@ class CpuGenerator(torch.Generator):
 class ThreadGroup(GatherGroup):
     """Among threads."""
 
-    def __init__(self, rank: int, size: int, shared: SimpleNamespace):
-        self.rank, self.size, self.node_of_rank, self._shared = rank, size, (0,) * size, shared
+    def __init__(self, rank: int, size: int, shared: SimpleNamespace, ranks_per_node: int | None = None):
+        self.rank, self.size, self.num_ranks_on_host, self._shared = rank, size, size, shared
+        self.node_of_rank = tuple(each // (ranks_per_node or size) for each in range(size))
         self.view = View.full(size)
 
     def allgather(self, value: Any) -> list[Any]:
@@ -125,6 +129,28 @@ class SymmetricMemory(symmetric.SymmetricMemory):
         self.group.barrier()
 
 
+class WiredMemory(SymmetricMemory):
+    """NvshmemMemory: the other nodes' copies are reached by the wire alone."""
+
+    def __init__(self, group: ThreadGroup, num_bytes: int, one_host: bool):
+        super().__init__(group, num_bytes)
+        nodes = group.node_of_rank
+        self.peer_ptr = [at if nodes[rank] == group.node else 0 for rank, at in enumerate(self.peer_ptr)]
+        self.nvshmem = object()
+        self._number = group.allgather(next(_numbers))[0]
+        wire().wire_open(self._number, group.rank, self._own, num_bytes)
+        group.barrier()
+
+    def close(self) -> None:
+        super().close()
+        wire().wire_close(self._number)
+        self.group.barrier()
+
+
+def wired_kernel(nvshmem: Any, *args: Any) -> Kernel:
+    return Kernel(*args)
+
+
 class HostWords:
     def __init__(self, count: int):
         self.words = (ctypes.c_uint32 * count)()
@@ -151,6 +177,8 @@ def _patches(multiprocessors: int) -> ExitStack:
         for module in (kernel_state, low_latency, normal, rank_mask, dispatch_layout):
             if hasattr(module, value.__name__):
                 stack.enter_context(patch.object(module, value.__name__, value))
+    stack.enter_context(patch.object(nvshmem_backend, "NvshmemMemory", WiredMemory))
+    stack.enter_context(patch.object(nvshmem_backend, "NvshmemKernel", wired_kernel))
     stack.enter_context(patch.dict(os.environ))
     stack.callback(_as_they_were())
     stack.enter_context(patch.object(normal, "most_shared_bytes", lambda device: 99 << 10))
@@ -176,7 +204,7 @@ def _patches(multiprocessors: int) -> ExitStack:
     return stack
 
 
-def emulated_ranks(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> None:
+def emulated_ranks(num_ranks: int, case: Callable[..., None], ranks_per_node: int | None = None, **kwargs: Any) -> None:
     """Raises what the first rank to fail raised. GPUs have three multiprocessors, or as many as the case asks for."""
     shared = SimpleNamespace(values=[None] * num_ranks, barrier=threading.Barrier(num_ranks, timeout=120))
     errors: list[BaseException] = []
@@ -184,7 +212,7 @@ def emulated_ranks(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> 
     def run(rank: int) -> None:
         try:
             with CudaIsHere():
-                case(ThreadGroup(rank, num_ranks, shared), **kwargs)
+                case(ThreadGroup(rank, num_ranks, shared, ranks_per_node), **kwargs)
         except BaseException as error:
             errors.append(error)
             shared.barrier.abort()

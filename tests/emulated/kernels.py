@@ -42,7 +42,6 @@ _PARAMS = {
     "prompt_attention": "PromptParams",
     "mla_quantize": "MlaQuantizeParams",
     "mla_decode_fp8": "MlaDecodeFp8Params",
-    "mla_dense_fp8": "MlaDecodeFp8Params",
     "index_choose": "IndexChooseParams",
     "index_scores": "IndexScoresParams",
 }
@@ -95,44 +94,44 @@ def _library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
         text = text.replace(line, f'#include "{header}"\n{line}')
     namespace, name = entry.rsplit("::", 1)
     names = {"entry": entry, "params": f"{namespace}::{_PARAMS[name]}"}
+    if "eprt_wire_put" in text and ("NODE_RANKS" in dict(source.defines)):
+        wire()
+        text += '\n#include "wire.h"'
     text = f'#include "cuda.h"\n{text}\n{_ENTRY % names}'
     defines = [f"-D{key}={value}" for key, value in source.defines]
-    parts = [text, *defines, *WATCHED, *(path.read_text() for path in sorted(HERE.glob("*.h")))]
-    path = folder() / f"{source.name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
-    if not path.exists():
-        folder().mkdir(exist_ok=True)
-        with (
-            tempfile.NamedTemporaryFile(dir=folder(), suffix=".cpp") as code,
-            tempfile.NamedTemporaryFile(dir=folder(), delete=False) as aside,
-        ):
-            code.write(text.encode())
-            code.flush()
-            subprocess.run(
-                [
-                    "g++",
-                    "-std=c++20",
-                    "-O1",
-                    *WATCHED,
-                    "-ffp-contract=off",
-                    "-w",
-                    "-shared",
-                    "-fPIC",
-                    "-pthread",
-                    f"-I{HERE}",
-                    *defines,
-                    code.name,
-                    "-o",
-                    aside.name,
-                ],
-                check=True,
-            )
-        Path(aside.name).replace(path)
-    built = ctypes.CDLL(str(path))
+    built = ctypes.CDLL(str(_compiled(source.name, text, defines)))
     built.launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_int]
     built.launch.restype = None
     if hasattr(built, "emulated_clock_rate"):  # a kernel that reads no clock has none
         _loaded.append(built)
     return built
+
+
+@functools.cache
+def wire() -> ctypes.CDLL:
+    """What carries out the wire's calls of all kernels (wire.cpp)."""
+    built = ctypes.CDLL(str(_compiled("wire", (HERE / "wire.cpp").read_text(), [])), mode=ctypes.RTLD_GLOBAL)
+    built.wire_open.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64]
+    return built
+
+
+def _compiled(name: str, text: str, defines: list[str]) -> Path:
+    """The shared library, which stays in the temporary directory."""
+    parts = [text, *defines, *WATCHED, *(path.read_text() for path in sorted(HERE.glob("*.h")))]
+    path = folder() / f"{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
+    if path.exists():
+        return path
+    folder().mkdir(exist_ok=True)
+    with (
+        tempfile.NamedTemporaryFile(dir=folder(), suffix=".cpp") as code,
+        tempfile.NamedTemporaryFile(dir=folder(), delete=False) as aside,
+    ):
+        code.write(text.encode())
+        code.flush()
+        options = ["-std=c++20", "-O1", *WATCHED, "-ffp-contract=off", "-w", "-shared", "-fPIC", "-pthread"]
+        subprocess.run(["g++", *options, f"-I{HERE}", *defines, code.name, "-o", aside.name], check=True)
+    Path(aside.name).replace(path)
+    return path
 
 
 @contextmanager

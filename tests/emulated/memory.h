@@ -46,6 +46,10 @@ inline void store_relaxed(uint32_t* p, uint32_t v) { store_word(p, v, std::memor
 inline void store_relaxed(uint64_t* p, uint64_t v) { store_word(p, v, std::memory_order_relaxed); }
 inline void store_relaxed(uint64_t* p, uint64_t v, uint64_t w) { store_relaxed(p, v), store_relaxed(p + 1, w); }
 inline uint64_t fetch_add(uint64_t* p, uint64_t v) { return atomicAdd(p, v); }
+inline uint64_t compare_and_swap_acq_rel(uint64_t* p, uint64_t expected, uint64_t v) {
+  std::atomic_ref<uint64_t>(*p).compare_exchange_strong(expected, v, std::memory_order_acq_rel);
+  return expected;
+}
 inline int32_t fetch_add_acq_rel(int32_t* p, int32_t v) {
   return std::atomic_ref<int32_t>(*p).fetch_add(v, std::memory_order_acq_rel);
 }

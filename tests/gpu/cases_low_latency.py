@@ -57,7 +57,8 @@ def make_config(group: EPGroup, shape: Sequence, **fields) -> EPConfig:
 
 def make(group: EPGroup, config: EPConfig, **options) -> NvlinkLowLatencyBackend:
     """options: of NvlinkOptions."""
-    backend = make_backend("nvlink", config, group, NvlinkOptions(**options))
+    name = "nvlink" if group.num_nodes == 1 else "nvshmem"
+    backend = make_backend(name, config, group, NvlinkOptions(**options))
     assert isinstance(backend, NvlinkLowLatencyBackend)
     return backend
 

@@ -69,8 +69,7 @@ class KernelState:
         by_nvlink: bool = False,
     ):
         self.group, self.options = group, options
-        memory_type = SymmetricMemory if group.fd_desk() is None else ElasticMemory
-        self.memory: SymmetricMemory = memory_type(group, num_bytes, by_nvlink)
+        self.memory = self._new_memory(num_bytes, by_nvlink)
         self.rank_mask = RankMask(group.size) if options.mask is None else options.mask
         self.mask = self.rank_mask.on_gpu
         self.totals = KernelTotals.zeros(group.size)
@@ -81,6 +80,10 @@ class KernelState:
         if not group.view.is_full:
             self.rank_mask.write([not each for each in group.view.alive])
         self._stream = functools.partial(torch._C._cuda_getCurrentRawStream, torch.cuda.current_device())
+
+    def _new_memory(self, num_bytes: int, by_nvlink: bool) -> SymmetricMemory:
+        memory_type = SymmetricMemory if self.group.fd_desk() is None else ElasticMemory
+        return memory_type(self.group, num_bytes, by_nvlink)
 
     def _context_fields(self, heap: ctypes.Structure) -> dict:
         """Fields that struct Context has in both modes."""

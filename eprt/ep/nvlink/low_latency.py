@@ -16,6 +16,7 @@ from eprt.ep.nvlink.low_latency_layout import (
     HandleBuffers,
     HeapLayout,
     LowLatencyHeap,
+    WireLayout,
     combine_struct,
     context_struct,
     dispatch_struct,
@@ -90,13 +91,14 @@ class LowLatency(KernelState):
         self._load_kernels()
         self.handles = [HandleBuffers.new(shape, num_rows) for _ in range(num_handles)]
         self._has_weights = [False] * num_handles  # whether dispatch was given weights
-        context_type = context_struct(group.size)
+        context_type = context_struct(group.size, shape.node_ranks is not None)
         context = context_type(
-            **self._context_fields(HeapLayout(**shape.offsets())),
+            **self._context_fields(shape.layout(HeapLayout)),
             stamps=self.stamps.data_ptr(),
             max_tokens=shape.max_tokens,
             num_slots=shape.num_local_slots,
             num_buffers=shape.num_buffers,
+            **({} if shape.node_ranks is None else {"wire": shape.layout(WireLayout)}),
         )
         dispatch_type, combine_type = dispatch_struct(context_type), combine_struct(context_type)
         self._dispatches, self._combines = [], []
@@ -114,13 +116,16 @@ class LowLatency(KernelState):
         counted = shape.num_ranks * (shape.num_local_slots + -(-shape.max_tokens // 32))
         shared = routing + (counted + 2 * shape.num_local_slots + 1) * 4
         self._dispatch_kernels = {
-            payload: Kernel(sources[payload], _DISPATCH, _DISPATCH_THREADS, shared)
+            payload: self._new_kernel(sources[payload], _DISPATCH, _DISPATCH_THREADS, shared)
             for payload in PAYLOAD_DTYPES
             if payload in sources
         }
         self._combine_kernels = {
-            how: Kernel(sources[how], _COMBINE, _COMBINE_THREADS) for how in COMBINES if how in sources
+            how: self._new_kernel(sources[how], _COMBINE, _COMBINE_THREADS) for how in COMBINES if how in sources
         }
+
+    def _new_kernel(self, source: KernelSource, entry: str, num_threads: int, shared_bytes: int = 0) -> Kernel:
+        return Kernel(source, entry, num_threads, shared_bytes)
 
     def bind(self, i: int, rows: Rows) -> None:
         """Dispatches into handle i put what they receive there, from now on."""
@@ -236,6 +241,8 @@ def kernel_sources(
         ("NUM_BUFFERS", shape.num_buffers),
         ("STATS", int(stats)),
     )
+    if shape.node_ranks is not None:
+        common += ("NODE_RANKS", shape.node_ranks), ("OUTBOX_ROWS", shape.outbox_rows)
     sources = {
         payload: KernelSource("low_latency_dispatch", arch, (*common, ("FP8", int(payload == "fp8"))))
         for payload in PAYLOAD_DTYPES

@@ -36,6 +36,8 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
     stats: kernels that count (benchmarks show what that costs).
     """
 
+    _kernels_type: type[LowLatency] = LowLatency
+
     def __init__(
         self,
         config: EPConfig,
@@ -49,15 +51,18 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
         max_rows = group.size * config.num_max_tokens_per_rank * config.top_k
         super().__init__(config, group, options, max_rows)
         fp8 = config.payload == "fp8"
-        sizes = group.size, config.num_max_tokens_per_rank, config.hidden_size, config.top_k, self._slots_per_rank
-        shape = LowLatencyHeap(*sizes, "fp8" if fp8 else "bf16", config.exact_combine, config.num_buffers)
         how = KernelOptions(config.timeout_s, stats=stats, profile=profile)
-        self.kernels = LowLatency(group, shape, max_rows, config.num_buffers, options.num_sms, how)
+        self.kernels = self._kernels_type(group, self._shape(), max_rows, config.num_buffers, options.num_sms, how)
         self.num_sms = self.kernels.num_sms
         self._rows = [self._new_rows(fp8) for _ in range(config.num_buffers)]
         self._receives = [Received(rows.x, rows.count, rows.scale) for rows in self._rows]
         for i, rows in enumerate(self._rows):
             self.kernels.bind(i, rows)
+
+    def _shape(self) -> LowLatencyHeap:
+        config, payload = self.config, "fp8" if self.config.payload == "fp8" else "bf16"
+        sizes = self.group.size, config.num_max_tokens_per_rank, config.hidden_size, config.top_k, self._slots_per_rank
+        return LowLatencyHeap(*sizes, payload, config.exact_combine, config.num_buffers)
 
     def _new_rows(self, fp8: bool) -> Rows:
         hidden, groups = self.config.hidden_size, -(-self.config.hidden_size // _SCALE_GROUP)

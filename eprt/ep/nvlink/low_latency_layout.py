@@ -30,6 +30,8 @@ class LowLatencyHeap(Fields):
     exact: bool  # combine sends a row per expert, not one per rank
     num_buffers: int
     late_weights: bool = False  # combine may bring the gate weights instead of dispatch; unused with exact
+    # Ranks of each node, in order, where ranks are on several nodes: between nodes there is a wire (WireLayout).
+    node_ranks: int | None = None
 
     @property
     def payload_bytes(self) -> int:
@@ -49,19 +51,46 @@ class LowLatencyHeap(Fields):
         """Rows a token gets back at most."""
         return self.top_k if self.exact or self.late_weights else min(self.top_k, self.num_ranks)
 
+    @property
+    def outbox_rows(self) -> int:
+        """Rows that the outbox has for a token of another node's rank."""
+        return self.top_k if self.exact else 1
+
+    @property
+    def row_bytes(self) -> int:
+        return -(-(self.hidden // 8) // _FOUR_VECTORS) * _FOUR_BYTES
+
     @cached_property
     def field_bytes(self) -> dict[str, int]:
-        """Of each field, in the order of HeapLayout."""
+        """Of each field, in the order of HeapLayout, then of WireLayout."""
         sources = 2 * self.num_buffers * self.num_ranks
         rows = 2 * self.num_buffers * self.max_tokens * self.combine_rows
-        row_bytes = -(-(self.hidden // 8) // _FOUR_VECTORS) * _FOUR_BYTES
-        return {
+        fields = {
             "count": sources * (self.num_local_slots + -(-self.max_tokens // 32)) * 8,
             "message": sources * self.max_tokens * self.message_bytes,
-            "row": rows * row_bytes,
+            "row": rows * self.row_bytes,
             "weight": sources * align(self.max_tokens * self.top_k, 2) * 8 if self.late_weights else 0,
             "begun": self.num_ranks * 4,
         }
+        return fields if self.node_ranks is None else fields | self._wire_bytes(fields, sources, rows)
+
+    def _wire_bytes(self, fields: dict[str, int], sources: int, rows: int) -> dict[str, int]:
+        return {
+            "counts": fields["count"],
+            "messages": fields["message"],
+            "rows": sources * self.max_tokens * self.outbox_rows * self.row_bytes,
+            "counts_word": sources * 8,
+            "message_word": sources * self.max_tokens * 8,
+            "row_word": rows * 8,
+            "begun_word": sources * 8,
+            "counts_done": self.num_ranks * 8,
+            "message_done": self.max_tokens * 8,
+            "rows_done": self.num_ranks * self.max_tokens * 8,
+        }
+
+    def layout(self, kind: type[ctypes.Structure]) -> ctypes.Structure:
+        """kind: HeapLayout or WireLayout."""
+        return kind(**{field[0]: self.offsets()[field[0]] for field in kind._fields_})
 
 
 @dataclass(frozen=True)
@@ -96,14 +125,19 @@ class HandleBuffers:
 
 
 HeapLayout = struct("HeapLayout", "uint64 count message row weight begun")
+WireLayout = struct(
+    "WireLayout",
+    "uint64 counts messages rows counts_word message_word row_word begun_word counts_done message_done rows_done",
+)
 Handle = struct(
     "Handle", "pointer epoch source_items slot_begin item_token item_row item_weight item_left row_item received_ns"
 )
 
 
-def context_struct(num_ranks: int) -> type[ctypes.Structure]:
+def context_struct(num_ranks: int, wired: bool = False) -> type[ctypes.Structure]:
+    """wired: of kernels between nodes."""
     own = "pointer ticket stamps", "int32 rank max_tokens num_slots num_buffers"
-    return kernel_context(num_ranks, HeapLayout, *own)
+    return kernel_context(num_ranks, HeapLayout, *own, *((("wire", WireLayout),) if wired else ()))
 
 
 def dispatch_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:

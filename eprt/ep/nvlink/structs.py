@@ -55,7 +55,9 @@ Deadline = struct("Deadline", "uint64 timeout_ns", "pointer mask told failure wa
 Stats = struct("Stats", "pointer wait_ns tokens calls compute_ns blocked_ns")
 
 
-def kernel_context(num_ranks: int, heap: type[ctypes.Structure], *own: str) -> type[ctypes.Structure]:
+def kernel_context(
+    num_ranks: int, heap: type[ctypes.Structure], *own: str | tuple[str, type]
+) -> type[ctypes.Structure]:
     """struct Context: what both modes have, then a mode's own fields."""
     shared = ("peer", ctypes.c_uint64 * num_ranks), ("heap", heap), ("deadline", Deadline), ("stats", Stats)
     return struct("Context", *shared, *own)

@@ -5,6 +5,7 @@ Plain data: opens nothing.
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 from eprt.ep.wire.library import CPace
 
@@ -13,13 +14,15 @@ KINDS = ("tcp", "paced")
 
 @dataclass(frozen=True)
 class WireOptions:
-    """Written as KIND or KIND:name=value,name=value. Equal on all ranks."""
+    """Written as KIND or KIND:name=value,name=value; "nvshmem" is tcp with a wire of the GPUs' own beside it. Equal on
+    all ranks."""
 
     kind: str = "tcp"  # "tcp", or "paced": memory of one host at the pace of a network card that is not there
     threads: int = 1  # proxy threads of a rank
     ring: int = 64  # descriptors of a channel, a power of 2
     arena_kib: int = 4096  # that a rank may send ahead to each peer
     silence_s: float = 0.0  # after which a peer that shows no sign of life counts as lost; 0: the deadline of waits
+    gpu: str = ""  # what carries decoding steps' tokens between GPUs: "nvshmem", or nothing of their own
     # The rest is of paced alone.
     gbps: float = 0.0  # GB/s that a rank sends; 0: unlimited
     latency_us: float = 0.0  # from the last byte sent until it is visible
@@ -33,7 +36,9 @@ class WireOptions:
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            raise ValueError(f"wire {self.kind!r}: must be one of {', '.join(KINDS)}; verbs and EFA are not built yet")
+            raise ValueError(
+                f"wire {self.kind!r}: must be one of {', '.join(KINDS)}, nvshmem; verbs and EFA are not built yet"
+            )
         for name, least in (("threads", 1), ("ring", 1), ("arena_kib", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"wire {self.kind}: {name}={getattr(self, name)}: must be at least {least}")
@@ -58,8 +63,10 @@ class WireOptions:
     def from_text(cls, text: str) -> "WireOptions":
         """ "paced:gbps=25,latency_us=3"; ValueError names what is wrong and what there is."""
         kind, _, settings = text.partition(":")
-        types = {each.name: int if each.type is int else float for each in fields(cls) if each.name != "kind"}
-        values: dict[str, float] = {}
+        types = {each.name: int if each.type is int else float for each in fields(cls) if each.type is not str}
+        values: dict[str, Any] = {}
+        if kind == "nvshmem":
+            kind, values["gpu"] = "tcp", kind
         for setting in filter(None, settings.split(",")):
             name, _, value = setting.partition("=")
             if name not in types:
@@ -68,7 +75,7 @@ class WireOptions:
                 values[name] = types[name](value)
             except ValueError:
                 raise ValueError(f"wire {text!r}: {name}={value!r} is not a number") from None
-        return cls(kind, **values)  # type: ignore[arg-type]
+        return cls(kind, **values)
 
     def pace(self) -> CPace:
         return CPace(

@@ -165,16 +165,18 @@ def test_a_compiler_error_carries_the_log(nvrtc, cache):
     assert not list(cache.glob("*"))
 
 
-def struct_fields(text: str, name: str) -> list[str]:
-    """Field names of a CUDA struct, in order."""
+def struct_fields(text: str, name: str, wired: bool = False) -> list[str]:
+    """Field names of a CUDA struct, in order. wired: of kernels between nodes."""
     body = re.search(rf"struct {name} {{(.*?)\n}};", text, re.DOTALL)
     assert body, name
-    lines = [line.split("//")[0].strip() for line in body.group(1).splitlines()]
+    inside = re.sub(r"EPRT_WIRED\((.*)\)", r"\1" if wired else "", body.group(1))
+    lines = [line.split("//")[0].strip() for line in inside.splitlines()]
     return [re.split(r"[\s*&]+", re.sub(r"\[.*?\]", "", line).rstrip("; "))[-1] for line in lines if line]
 
 
-def test_python_and_cuda_agree_on_every_struct():
-    context = nvlink_layout.context_struct(4)
+@pytest.mark.parametrize("wired", [False, True])
+def test_python_and_cuda_agree_on_every_struct(wired):
+    context = nvlink_layout.context_struct(4, wired)
     ours = {
         "HeapLayout": nvlink_layout.HeapLayout,
         "Deadline": structs.Deadline,
@@ -184,12 +186,12 @@ def test_python_and_cuda_agree_on_every_struct():
         "DispatchParams": nvlink_layout.dispatch_struct(context),
         "CombineParams": nvlink_layout.combine_struct(context),
         "LayoutParams": dispatch_layout._LayoutParams,
-    }
+    } | ({"WireLayout": nvlink_layout.WireLayout} if wired else {})
     theirs = "".join(
         jit.read_source(name) for name in ("low_latency_dispatch", "low_latency_combine", "dispatch_layout")
     )
     for name, struct in ours.items():
-        assert struct_fields(theirs, name) == [field[0] for field in struct._fields_], name
+        assert struct_fields(theirs, name, wired) == [field[0] for field in struct._fields_], name
         assert issubclass(struct, ctypes.Structure)
 
 
@@ -199,7 +201,7 @@ def test_the_protocol_explains_every_field_and_barrier():
     barriers = re.search(r"enum Barrier : int \{(.*?)\};", jit.read_source("low_latency_dispatch"), re.DOTALL)
     assert barriers
     names = {"mask", "ticket", "Failure", *re.findall(r"^\s*(k\w+)", barriers.group(1), re.MULTILINE)}
-    for struct in (nvlink_layout.HeapLayout, nvlink_layout.Handle):
+    for struct in (nvlink_layout.HeapLayout, nvlink_layout.WireLayout, nvlink_layout.Handle):
         names |= {field[0] for field in struct._fields_}
     blocks = re.findall(r"```.*?```", low_latency, re.DOTALL)
     spans = re.findall(r"`[^`]+`", re.sub(r"```.*?```", "", low_latency, flags=re.DOTALL))

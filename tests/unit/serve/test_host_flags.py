@@ -32,7 +32,7 @@ def no_key(monkeypatch):
         (["--nnodes", "2", "--dist-init-addr", "10.0.0.1:1"], "whoever reaches it could join; set EPRT_GROUP_KEY to"),
         (["--wire", "udp"], "--wire: wire 'udp': must be one of tcp, paced"),
         (["--wire", "tcp:speed=2"], "--wire: wire 'tcp:speed=2': no setting 'speed'"),
-        ([*TWO, "--device", "cuda"], "--device cuda: with --nnodes 2 ranks compute on CPUs only"),
+        ([*TWO, "--device", "cuda"], "--device cuda: with --nnodes 2 ranks compute on CPUs; leave it out, or give"),
         (
             [*TWO, "-n", "2", "--max-lost-ranks", "1"],
             "--max-lost-ranks 1: needs ranks that share the memory of one host",

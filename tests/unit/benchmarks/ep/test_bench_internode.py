@@ -129,7 +129,7 @@ def test_a_host_that_has_everything(host, monkeypatch, capfd):
     found = nvshmem_needs(host, lambda name: "3.4.5")
     monkeypatch.setattr(bench_internode, "nvshmem_needs", lambda: found)
     assert main(["--wire", "nvshmem"]) == 2
-    assert "all is there, but eprt's exchange does not use NVSHMEM yet" in capfd.readouterr().err
+    assert "all is there; this program measures CPU ranks only" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""Low latency between virtual nodes without a GPU: over a wire that is late and tears what it carries (wire.cpp)."""
+
+import platform
+import shutil
+
+import pytest
+
+from eprt.gpu import jit
+from tests.emulated.cases import after_weeks, calls_low_latency
+from tests.emulated.cases_lost import masked_statistics
+from tests.emulated.cases_told import masked_behind_a_copy_that_waits
+from tests.emulated.device import emulated_ranks
+from tests.gpu import cases_low_latency_signals
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64" or shutil.which("g++") is None, reason="needs g++ on x86-64"
+)
+
+SHAPE = (256, 4, 4, 9, "fp8", False)
+
+
+def test_four_ranks_on_two_nodes():
+    emulated_ranks(4, calls_low_latency, ranks_per_node=2, shape=SHAPE, num_sms=2)
+
+
+def test_every_output_by_itself_between_three_nodes():
+    emulated_ranks(3, calls_low_latency, ranks_per_node=1, shape=(256, 2, 3, 7, "same", True), num_sms=1)
+
+
+@pytest.mark.parametrize(
+    "case, how",
+    [
+        (masked_statistics, {"shape": SHAPE, "mode": "low_latency"}),
+        (masked_behind_a_copy_that_waits, {"mode": "low_latency"}),
+        (after_weeks, {"shape": SHAPE, "mode": "low_latency", "num_calls": 2**32 - 2}),
+        (cases_low_latency_signals.missing_signal, {"shape": SHAPE, "timeout_s": 1.5}),
+    ],
+)
+def test_masks_deadlines_and_epochs_are_as_in_one_node(case, how):
+    emulated_ranks(3, case, ranks_per_node=1, **how)
+
+
+def test_who_does_not_await_the_word_finds_torn_rows(monkeypatch):
+    """The emulated wire keeps no more than the contract: without its words results are wrong."""
+    read, awaits = jit.read_source, "EPRT_WIRED(held.await_words(c, book, call.epoch, token, lane);)"
+    assert awaits in read("low_latency_combine")
+    monkeypatch.setattr(jit, "read_source", lambda name: read(name).replace(awaits, ""))
+    with pytest.raises(AssertionError, match="y_TH"):
+        emulated_ranks(2, calls_low_latency, ranks_per_node=1, shape=SHAPE, num_sms=2)
