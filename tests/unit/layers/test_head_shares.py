@@ -1,10 +1,14 @@
 """Which heads and columns each rank of a team has, and what is refused."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from eprt.config import EngineConfig
+from eprt.ep.group.group import EPGroup
+from eprt.layers.attention_team import AttentionTeam
 from eprt.layers.head_shares import HeadShares
 from eprt.model_config import IndexerConfig, ModelConfig
 
@@ -57,6 +61,15 @@ def test_what_cannot_be_shared_is_refused():
     indexer = IndexerConfig(num_heads=64, head_dim=128, top_k=2048)
     with pytest.raises(ValueError, match=r"--attention-tp 2: .* not with V3\.2, whose attention has an indexer; leave"):
         shares(2, replace(V3, indexer=indexer))
+
+
+def test_ranks_that_make_no_teams_are_refused():
+    engine, four = EngineConfig("model", attention_tp=2), {"rank": 1, "size": 4, "num_nodes": 2}
+    AttentionTeam.require_fit(engine, cast(EPGroup, SimpleNamespace(**four, local_ranks=range(4))))
+    with pytest.raises(ValueError, match=r"\[rank 1/4\] --attention-tp 2: .* share memory, and these are of 2 nodes"):
+        AttentionTeam.require_fit(engine, cast(EPGroup, SimpleNamespace(**four, local_ranks=(0, 1))))
+    with pytest.raises(ValueError, match="--attention-tp 2: 3 ranks make no teams of 2; take a multiple of that"):
+        AttentionTeam.require_fit(engine, cast(EPGroup, SimpleNamespace(rank=0, size=3)))
 
 
 @pytest.mark.parametrize(
