@@ -3,6 +3,7 @@
 Tokens and log-probabilities are those of one engine, to the bit.
 """
 
+import importlib.util
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from eprt.engine.outputs import HandoffEvent
 from eprt.kv.reader import HeldPages
 from tests import tiny_v4
 
+HAS_NIXL = any(importlib.util.find_spec(name) for name in ("nixl", "nixl_cu13", "nixl_cu12"))
 NUM_NEW = 6
 LENGTHS = (1, 127, 128, 129, 255, 256, 257, 511, 512, 513)
 Answer = list[tuple[int, float | None]]
@@ -201,7 +203,15 @@ def test_an_evicted_bookmark_does_not_travel_and_pages_without_one_are_shared(di
     pair.close()
 
 
-@pytest.mark.parametrize(("reader", "cache"), [("memory", "auto"), ("tcp", "auto"), ("memory", "fp8")])
+@pytest.mark.parametrize(
+    ("reader", "cache"),
+    [
+        ("memory", "auto"),
+        ("tcp", "auto"),
+        ("memory", "fp8"),
+        pytest.param("nixl", "auto", marks=pytest.mark.skipif(not HAS_NIXL, reason="the extra nixl is missing")),
+    ],
+)
 def test_readers_bring_every_page_and_damage_is_found(directory, reader, cache):
     """A flipped bit in a page of tokens, of the tail or of the bookmark: nothing of it is used."""
     index_cache = "fp4" if cache == "fp8" else "auto"
