@@ -26,10 +26,11 @@ constexpr int kBlockSteps = 4;  // of an fp8 block
 constexpr int kBlockUnits = 2;  // 64 elements each, two steps
 
 struct alignas(64) Workspace {
-  float sums[2][kMaxColumns][kMaxRows];               // transposed; [1]: up projection. int32 where weights are int8
-  float rows[kTileRows][kMaxColumns];                 // sums of one row block, not transposed
-  float block[2][4][kTileRows][kTileRows];            // C tiles of two fp8 blocks
-  char stripe[kLongSteps][2][kTileRows][kStepBytes];  // A tiles
+  float sums[2][kMaxColumns][kMaxRows];     // transposed; [1]: up projection. int32 where weights are int8
+  float rows[kTileRows][kMaxColumns];       // sums of one row block, not transposed
+  float block[2][4][kTileRows][kTileRows];  // C tiles of two fp8 blocks
+  float total[kMaxRows / (2 * kTileRows)][4][kTileRows][kTileRows];  // their scaled sums, one tile after another
+  char stripe[kLongSteps][2][kTileRows][kStepBytes];                 // A tiles
 };
 
 Workspace& workspace() {
@@ -63,12 +64,12 @@ class Product {
     const int64_t clear_bytes = round_up(piece_.m, kTileRows) * sizeof(float);
     const int64_t all_steps = div_up(piece_.w.k, Format::kUnit) * Format::kUnitSteps;
     for (int n = 0; n < piece_.n; n += kStripe) {
-      for (int r = 0; r < kStripe; ++r) std::memset(sums_[n + r], 0, clear_bytes);
       ahead_ = {next_stripe(n), lines_per_step()};
       if constexpr (kFp8) {
         multiply_blocks(n, all_steps);
         continue;
       }
+      for (int r = 0; r < kStripe; ++r) std::memset(sums_[n + r], 0, clear_bytes);
       const bool in_place = piece_.m <= 2 * kTileRows && n + kStripe <= piece_.n;
       int64_t step = in_place ? multiply_in_place(n) : 0;
       const int64_t at_once = piece_.m <= 2 * kTileRows ? kLongSteps : kSteps;
@@ -153,6 +154,7 @@ class Product {
   // next one is converted: a tile is busy for long, and leaves the rest of the core idle.
   void multiply_blocks(int n, int64_t all_steps) {
     convert_rows(n, 0, kStripe, 0, min_of<int64_t>(all_steps, kBlockSteps));
+    std::memset(space_.total, 0, div_up(piece_.m, 2 * kTileRows) * sizeof(space_.total[0]));
     BlockSums last{};
     for (int64_t step = 0; step < all_steps; step += kBlockSteps) {
       const int steps = static_cast<int>(min_of<int64_t>(all_steps - step, kBlockSteps));
@@ -175,6 +177,7 @@ class Product {
       }
     }
     add_block(n, last);
+    store_totals(n);
   }
 
   // Rows first_row.. of a stripe's block of K, beginning at `step`.
@@ -208,16 +211,35 @@ class Product {
     _tile_stored(3, to.values[3], kStride);
   }
 
-  // sums += scale * the tiles. Those of a block are added while the next one is multiplied.
+  // total += scale * the tiles. Those of a block are added while the next one is multiplied.
   void add_block(int n, const BlockSums& from) {
     constexpr float kUnshifted = 1 << kFp8Shift;
+    if (from.tiles == 0) return;
     settle(space_.block);
-    const int64_t k_blocks = div_up(piece_.w.k, kFp8Block);
-    for (int r = 0; from.tiles > 0 && r < min_of(kStripe, piece_.n - n); ++r) {
-      const Vec scale = set1(kUnshifted * piece_.w.scale[(row0_ + n + r) / kFp8Block * k_blocks + from.block]);
-      for (int t = r / kTileRows; t < from.tiles; t += 2) {
-        float* sum = &sums_[n + r][from.m + t / 2 * kTileRows];
-        store(sum, fma(load(from.values[t][r % kTileRows]), scale, load(sum)));
+    auto& total = space_.total[from.m / (2 * kTileRows)];
+    const int64_t k_blocks = div_up(piece_.w.k, kFp8Block), first = row0_ + n;
+    const float* scale = piece_.w.scale + from.block;
+    // Weight rows up to the next fp8 block have one scale, those after it another.
+    const int same = static_cast<int>(min_of<int64_t>(kStripe, kFp8Block - first % kFp8Block));
+    const int rows = min_of(kStripe, piece_.n - n);
+    for (int begin = 0; begin < rows; begin = begin == 0 ? same : rows) {
+      const Vec factor = set1(kUnshifted * scale[(first + begin) / kFp8Block * k_blocks]);
+      for (int t = 0; t < from.tiles; ++t) {
+        const int above = t % 2 * kTileRows;  // of this tile's rows in the stripe
+        const int end = min_of(begin == 0 ? same : rows, above + kTileRows);
+        for (int r = max_of(begin, above); r < end; ++r) {
+          float* sum = total[t][r - above];
+          store(sum, fma(load(from.values[t][r - above]), factor, load(sum)));
+        }
+      }
+    }
+  }
+
+  void store_totals(int n) {
+    for (int m = 0; m < piece_.m; m += kTileRows) {
+      const auto& total = space_.total[m / (2 * kTileRows)];
+      for (int r = 0; r < kStripe; ++r) {
+        store(&sums_[n + r][m], load(total[m / kTileRows % 2 * 2 + r / kTileRows][r % kTileRows]));
       }
     }
   }
