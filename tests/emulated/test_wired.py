@@ -1,5 +1,6 @@
 """Low latency between virtual nodes without a GPU: over a wire that is late and tears what it carries (wire.cpp)."""
 
+import functools
 import platform
 import shutil
 
@@ -10,7 +11,7 @@ from tests.emulated.cases import after_weeks, calls_low_latency
 from tests.emulated.cases_lost import masked_statistics
 from tests.emulated.cases_told import masked_behind_a_copy_that_waits
 from tests.emulated.device import emulated_ranks
-from tests.gpu import cases_low_latency_signals
+from tests.gpu import cases_low_latency, cases_low_latency_signals
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or shutil.which("g++") is None, reason="needs g++ on x86-64"
@@ -45,5 +46,8 @@ def test_who_does_not_await_the_word_finds_torn_rows(monkeypatch):
     read, awaits = jit.read_source, "EPRT_WIRED(held.await_words(c, book, call.epoch, token, lane);)"
     assert awaits in read("low_latency_combine")
     monkeypatch.setattr(jit, "read_source", lambda name: read(name).replace(awaits, ""))
+    # The other rank waits for the one that fails.
+    soon = functools.partial(cases_low_latency.make_config, timeout_s=8.0)
+    monkeypatch.setattr(cases_low_latency, "make_config", soon)
     with pytest.raises(AssertionError, match="y_TH"):
         emulated_ranks(2, calls_low_latency, ranks_per_node=1, shape=SHAPE, num_sms=2)

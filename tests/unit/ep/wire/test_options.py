@@ -8,6 +8,7 @@ from eprt.ep.wire.options import WireOptions
 def test_text_gives_fields():
     assert WireOptions.from_text("tcp") == WireOptions()
     assert WireOptions.from_text("tcp:threads=3,arena_kib=64") == WireOptions(threads=3, arena_kib=64)
+    assert WireOptions.from_text("nvshmem:threads=2") == WireOptions("tcp", threads=2, gpu="nvshmem")
     paced = WireOptions.from_text("paced:gbps=12.5,latency_us=3,reorder_us=50,repeat_words=0.25,seed=4")
     assert paced == WireOptions("paced", gbps=12.5, latency_us=3, reorder_us=50, repeat_words=0.25, seed=4)
     pace = paced.pace()
@@ -23,7 +24,7 @@ def test_text_gives_fields():
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("verbs", "wire 'verbs': must be one of tcp, paced; verbs and EFA are not built yet"),
+        ("verbs", "wire 'verbs': must be one of tcp, paced, nvshmem; verbs and EFA are not built yet"),
         ("", "wire '': must be one of tcp, paced"),
         ("tcp:speed=3", "no setting 'speed'; there are threads, ring, arena_kib"),
         ("tcp:threads=two", "threads='two' is not a number"),
