@@ -16,7 +16,7 @@ from ..windows.baseline import Baseline
 from ..windows.matrices import WindowMatrices
 from .chance import CLIP_Z, HIGH_Z, RAISED_Z, Chance
 from .effects import FLOOR_US, Effects, ratio_of
-from .lateness import Lateness, spared_us
+from .lateness import Lateness, LinkLateness, spared_us
 from .past import Limits, find_changes, tail_of_changes
 from .runs import WindowRun, find_best_runs, least_score
 from .sightings import Outliers, Place, Sighting, sightings_of, without_twins
@@ -35,6 +35,8 @@ RANK_LIMITS = Limits(min_ratio=1.35, short_ratio=0.3, min_windows=3, min_peer_ra
 WORK_LIMITS = replace(RANK_LIMITS, margin=0.0)
 MESSAGE_LIMITS = Limits(min_ratio=1.25, short_ratio=0.4, min_windows=3, min_peer_ratio=1.1, margin=0.0)
 LINK_LIMITS = Limits(min_ratio=1.5, short_ratio=1.0, min_windows=4, min_peer_ratio=1.2)
+# Among fewer ranks a slow link, and what comes late behind it, are much of its tier, and move what is usual there.
+FEW_RANKS = 8
 MAX_RUNS = 5  # of one place, those that are too unsteady to be reported included
 MIN_RATIO_OF_FEW, MIN_WAIT_US_OF_FEW = 3.0, 20.0  # with two or three ranks
 
@@ -58,12 +60,12 @@ def detect(
     sightings = list(sightings_of(outliers, partial(_find_runs, chance)))
     if baseline is not None:
         effects = Effects.from_waits(baseline.wait_us_WNN, topology.alike_NN).followed_by(effects)
-    changes = _find_changes(matrices, baseline, effects, chance)
+    changes = _find_changes(matrices, topology, baseline, effects, chance)
     return outliers, [*sightings, *(s for s in changes if not any(s.is_seen_as(other) for other in sightings))]
 
 
 def _find_changes(
-    matrices: WindowMatrices, baseline: Baseline | None, effects: Effects, chance: Chance
+    matrices: WindowMatrices, topology: LinkTopology, baseline: Baseline | None, effects: Effects, chance: Chance
 ) -> Iterator[Sighting]:
     """Places that are higher than in their own past."""
     phases = [matrices.dispatch_us_WNN, matrices.combine_us_WNN]
@@ -94,10 +96,17 @@ def _find_changes(
     yield from without_twins(found)
     pairs_P2 = np.argwhere(~np.eye(effects.column_WN.shape[1], dtype=bool))
     effect_WP = effects.point_WNN[:, pairs_P2[:, 0], pairs_P2[:, 1]]
-    for run, ratio in find_changes(effect_WP, effect_WP, chance, LINK_LIMITS, num_before):
+    changes = list(find_changes(effect_WP, effect_WP, chance, LINK_LIMITS, num_before))
+    if effects.column_WN.shape[1] < FEW_RANKS:
+        links = LinkLateness.from_waits(phases[0] + phases[1], topology.alike_NN, pairs_P2)
+        noise = Chance(chance.memory, max(chance.tail, tail_of_changes(links.late_WP)))
+        changes += find_changes(links.late_WP, effect_WP, noise, LINK_LIMITS, num_before, links.ratio, deviation=1.0)
+    points = []
+    for run, ratio in changes:
         src, dst = pairs_P2[run.place].tolist()
         first, last = run.first - num_before, run.last - num_before
-        yield Sighting(Place("point", None, src, dst), first, last, run.score, ratio, is_change=True)
+        points.append(Sighting(Place("point", None, src, dst), first, last, run.score, ratio, is_change=True))
+    yield from without_twins(points)
 
 
 def _find_runs(

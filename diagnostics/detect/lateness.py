@@ -53,6 +53,32 @@ class Lateness:
         return float(1 + change * self.usual_us / max(FLOOR_US, before_us))
 
 
+@dataclass(frozen=True, eq=False)
+class LinkLateness:
+    """P links; what is left of each beyond the lateness of its sender and the waiting of its receiver."""
+
+    late_WP: np.ndarray  # in deviations of the links of its tier
+    scale_us_P: np.ndarray  # these
+    wait_us_WP: np.ndarray
+
+    @staticmethod
+    def from_waits(wait_us_WNN: np.ndarray, tier_NN: np.ndarray, pairs_P2: np.ndarray) -> "LinkLateness":
+        left_WNN, (i_P, j_P) = _split(wait_us_WNN)[-1], pairs_P2.T
+        scale_us_NN = np.full(tier_NN.shape, FLOOR_US)
+        for tier in np.unique(tier_NN[tier_NN >= 0]):
+            changes = np.abs(np.diff(left_WNN[:, tier_NN == tier], axis=0))
+            # Where the median polish leaves exact zeros, nothing changes.
+            scale_us_NN[tier_NN == tier] = max(FLOOR_US, deviation_of_changes(changes[changes > 0]))
+        return LinkLateness(
+            left_WNN[:, i_P, j_P] / scale_us_NN[i_P, j_P], scale_us_NN[i_P, j_P], wait_us_WNN[:, i_P, j_P]
+        )
+
+    def ratio(self, run: WindowRun, change: float) -> float:
+        """What a change by so many deviations makes of the link's waits before the run."""
+        before_us = median_of_known(self.wait_us_WP[: run.first, run.place])
+        return float(1 + change * self.scale_us_P[run.place] / max(FLOOR_US, before_us))
+
+
 def spared_us(blocked_us_WN: np.ndarray) -> np.ndarray:
     """How much less each rank waits at all than the others. All calls take equally long, so a rank that waits less
     works longer; this knows nothing of messages and their noise."""

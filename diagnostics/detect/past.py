@@ -48,17 +48,19 @@ def find_changes(
     limits: Limits,
     num_before: int = 0,
     ratio_of_change: Callable[[WindowRun, float], float] = _ratio_of_logarithm,
+    deviation: float | None = None,
 ) -> Iterator[tuple[WindowRun, float]]:
     """Runs and their ratio to the past. effect_WP: logarithms, or parts of the usual wait; the first num_before windows
     are of a saved baseline, in which no run may begin. peer_WP: logarithms over those of the peers. ratio_of_change:
-    what a change of effect_WP in a run makes of the past."""
+    what a change of effect_WP in a run makes of the past. deviation: of the noise; None: from the changes."""
     num_windows, num_places = effect_WP.shape
     if num_windows < MIN_PAST + 2:
         return
     memory = _fading(links.memory)
     chance = Chance(memory, links.tail, level=LEVEL)
-    noise = deviation_of_changes(np.abs(np.diff(effect_WP, axis=0))) / np.sqrt(max(0.1, 1 - memory.fading * memory.rho))
-    noise = max(MIN_NOISE, noise)
+    if deviation is None:
+        deviation = deviation_of_changes(np.abs(np.diff(effect_WP, axis=0)))
+    noise = max(MIN_NOISE, deviation / np.sqrt(max(0.1, 1 - memory.fading * memory.rho)))
     min_score = least_score(num_places) + limits.margin
     for start in range(0, num_places, _AT_ONCE):
         part_WP = effect_WP[:, start : start + _AT_ONCE]
@@ -80,7 +82,7 @@ def tail_of_changes(effect_WP: np.ndarray) -> float:
     """Variance of the noise, as its large changes between neighbours have it, over that of its middle: 1 of normal
     noise. A step of a few places is not among them."""
     changes_WP = np.abs(np.diff(effect_WP, axis=0))
-    known = changes_WP[~np.isnan(changes_WP)]
+    known = changes_WP[changes_WP > 0]  # exact zeros are left by a median polish
     middle = deviation_of_changes(known)
     if middle <= 0:
         return 1.0

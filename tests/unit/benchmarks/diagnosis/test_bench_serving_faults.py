@@ -3,7 +3,7 @@
 import pytest
 from eprt.diagnostics import Report
 
-from benchmarks.diagnosis.bench_serving_faults import ServingCase, cases, summary, tally
+from benchmarks.diagnosis.bench_serving_faults import ServingCase, cases, is_named, summary, tally
 from benchmarks.diagnosis.serving_job import play_records
 from benchmarks.diagnosis.serving_noise import UNSEEN, UNSEEN_SEEDS
 
@@ -54,6 +54,14 @@ def test_two_racks_are_no_fault(kind):
 def test_noise_among_racks_is_no_fault(family, kind, seed):
     job = ServingCase(family, 16, kind).job(seed)
     assert not Report.of_records(play_records(job)).findings
+
+
+@pytest.mark.parametrize("seed", [50005, 50023, 50029, 50037])
+def test_a_slow_link_among_two_nodes_of_two_ranks_is_named(seed):
+    """Not its receiver, for which all wait."""
+    job = ServingCase("autoregressive", 4, "point", 3.0).job(seed)
+    (finding,) = Report.of_records(play_records(job)).findings
+    assert job.fault is not None and is_named(job.fault, finding)
 
 
 def test_the_table_keeps_seen_and_unseen_apart():

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from eprt.diagnostics.detect.lateness import Lateness, spared_us
+from eprt.diagnostics.detect.lateness import Lateness, LinkLateness, spared_us
 from eprt.diagnostics.detect.runs import WindowRun
+from eprt.diagnostics.detect.topology import LinkTopology
 
 N, ONSET, LATE = 6, 4, 2
 NODE_N = np.arange(N) // 3
@@ -80,3 +81,18 @@ def test_a_rank_that_works_longer_is_spared_waiting():
     blocked_us_WN[1:, 3] = 150.0
     assert spared_us(blocked_us_WN)[:, 3].tolist() == [0, 50, 50]
     assert spared_us(blocked_us_WN)[:, :3].tolist() == [[0, 0, 0]] * 3
+
+
+def test_a_slow_link_of_two_small_nodes_is_what_is_left_of_both_ends():
+    """Its receiver is late for all by as much, which is most of what its tier waits."""
+    node_N, rng = np.arange(4) // 2, np.random.default_rng(0)
+    tier_NN = LinkTopology.from_nodes(node_N).tier_NN
+    waits_WNN = np.where(tier_NN == 1, 160.0, 50.0) + 8 * rng.standard_normal((12, 4, 4))
+    waits_WNN[4:, 1, 3] += 320.0
+    waits_WNN[4:, [0, 2, 3], 1] += 320.0
+    pairs_P2 = np.argwhere(tier_NN >= 0)
+    links = LinkLateness.from_waits(waits_WNN, tier_NN, pairs_P2)
+    late_P = np.median(links.late_WP[4:], axis=0) - np.median(links.late_WP[:4], axis=0)
+    slow = pairs_P2.tolist().index([1, 3])
+    assert late_P.argmax() == slow and np.delete(late_P, slow).max() < 0.1 * late_P[slow]
+    assert links.ratio(WindowRun(slow, 4, 11, 9.0), late_P[slow]) == pytest.approx(3.0, rel=0.15)
