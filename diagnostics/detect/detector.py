@@ -99,8 +99,7 @@ def _find_changes(
     changes = list(find_changes(effect_WP, effect_WP, chance, LINK_LIMITS, num_before))
     if effects.column_WN.shape[1] < FEW_RANKS:
         links = LinkLateness.from_waits(phases[0] + phases[1], topology.alike_NN, pairs_P2)
-        noise = Chance(chance.memory, max(chance.tail, tail_of_changes(links.late_WP)))
-        changes += find_changes(links.late_WP, effect_WP, noise, LINK_LIMITS, num_before, links.ratio, deviation=1.0)
+        changes += find_changes(links.late_WP, effect_WP, chance, LINK_LIMITS, num_before, links.ratio, deviation=1.0)
     points = []
     for run, ratio in changes:
         src, dst = pairs_P2[run.place].tolist()
