@@ -174,7 +174,9 @@ int last_team_size() { return g_last_size.load(std::memory_order_relaxed); }
 
 void run_on_team(int64_t count, int num_threads, void (*call)(void*, int64_t, int), void* context) {
   g_last_size.store(num_threads, std::memory_order_relaxed);
-  const int size = static_cast<int>(std::min<int64_t>(std::min(num_threads, kMaxTeam), count));
+  // A smaller team would end threads of OpenMP, which the next loop starts anew: that takes a millisecond.
+  const int most = std::min(num_threads, kMaxTeam);
+  const int size = runs_on_openmp() ? most : static_cast<int>(std::min<int64_t>(most, count));
   if (count <= kMostAtOnce && !t_in_loop) {
     t_in_loop = true;
     const bool ran = team().run(count, size, call, context);
