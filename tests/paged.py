@@ -127,19 +127,29 @@ class PagedRunner:
 def fp8_cache_is_a_cache_of_rounded_entries(model, prompt: list[int]) -> None:
     """Of a float32 model: a prompt, whole; again behind a shared prefix, in chunks; decodes. What an fp8 cache gives is
     what a plain cache gives whose entries were rounded to fp8 and back."""
-    insert, index_insert, config = ops.latent_insert, ops.index_insert, model.config
+    operators = {name: getattr(ops, name) for name in ("latent_insert", "norm_insert", "index_key_insert")}
+    config = model.config
     entry = KVFormat(config.kv_lora_rank, config.qk_rope_head_dim, torch.uint8)
 
-    def rounding_keys(key_pages: Tensor, kv_slot_T: Tensor, key_TD: Tensor) -> None:
-        """Transformed, rounded, transformed back: the matrix is symmetric."""
-        size = key_TD.shape[1]
-        matrix, key_entry = hadamard(size, key_TD.dtype, key_TD.device) * size**-0.5, IndexFormat(size, torch.uint8)
-        index_insert(key_pages, kv_slot_T, key_entry.decode(key_entry.encode(key_TD @ matrix)) @ matrix)
-
-    def rounding(kv_pages: Tensor, kv_slot_T: Tensor, *rest) -> None:
-        insert(kv_pages, kv_slot_T, *rest)
+    def round_stored(kv_pages: Tensor, kv_slot_T: Tensor) -> None:
         stored = kv_pages.view(-1, kv_pages.shape[-1])
         stored[kv_slot_T] = entry.decode(entry.encode(stored[kv_slot_T]))
+
+    def rounding(kv_pages: Tensor, kv_slot_T: Tensor, *rest) -> None:
+        operators["latent_insert"](kv_pages, kv_slot_T, *rest)
+        round_stored(kv_pages, kv_slot_T)
+
+    def rounding_beside_a_norm(q_TA, weight_A, eps, kv_pages: Tensor, kv_slot_T: Tensor, *rest) -> Tensor:
+        q_TA = operators["norm_insert"](q_TA, weight_A, eps, kv_pages, kv_slot_T, *rest)
+        round_stored(kv_pages, kv_slot_T)
+        return q_TA
+
+    def rounding_keys(key_pages: Tensor, kv_slot_T: Tensor, *rest) -> None:
+        """Transformed, rounded, transformed back: the matrix is symmetric."""
+        operators["index_key_insert"](key_pages, kv_slot_T, *rest)
+        stored, size = key_pages.view(-1, key_pages.shape[-1]), key_pages.shape[-1]
+        matrix, keys = hadamard(size, stored.dtype, stored.device) * size**-0.5, IndexFormat(size, torch.uint8)
+        stored[kv_slot_T] = keys.decode(keys.encode(stored[kv_slot_T] @ matrix)) @ matrix
 
     def outputs(kv_cache_dtype: str) -> list[Tensor]:
         runner = PagedRunner(model, kv_cache_dtype=kv_cache_dtype)
@@ -150,10 +160,11 @@ def fp8_cache_is_a_cache_of_rounded_entries(model, prompt: list[int]) -> None:
         return [whole, behind, torch.tensor(runner.continue_greedy(first, whole, 8), dtype=torch.float32)]
 
     got = outputs("fp8")
-    ops.latent_insert, ops.index_insert = rounding, rounding_keys
+    ops.latent_insert, ops.norm_insert, ops.index_key_insert = rounding, rounding_beside_a_norm, rounding_keys
     try:
         want = outputs("auto")
     finally:
-        ops.latent_insert, ops.index_insert = insert, index_insert
+        for name, operator in operators.items():
+            setattr(ops, name, operator)
     for a, b in zip(got, want):
         assert a.shape == b.shape and (a - b).abs().max() < 1e-3, (a - b).abs().max()
