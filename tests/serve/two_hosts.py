@@ -3,10 +3,21 @@
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.ranks.launch_wire import ISOLATED, UNSHARE
+from tests.serve.processes import wait_until
+
+# Exits with 0 if the host of argv[1] answers at all: nobody listens at port 9, which the host itself says.
+_REACH = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 9), timeout=1)
+except ConnectionRefusedError:
+    pass
+"""
 
 
 @dataclass(frozen=True)
@@ -17,13 +28,22 @@ class OtherHost:
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[None]:
-        """Nothing comes through within the block, and nobody is told."""
+        """Nothing comes through within the block, and nobody is told.
+
+        Behind it everything does again: the other host remembers for some seconds that nobody answered, and whatever
+        it sends meanwhile ends with "no route to host".
+        """
         card = f"eh{os.getpid() % 1000000}x0"
         _ip("link", "set", card, "down")
         try:
             yield
         finally:
             _ip("link", "set", card, "up")
+            wait_until(self._reaches_here, "the other host reaches this one again")
+
+    def _reaches_here(self) -> bool:
+        command = [*self.command, sys.executable, "-S", "-c", _REACH, self.here]
+        return not subprocess.run(command, check=False, capture_output=True, timeout=60).returncode
 
 
 @contextlib.contextmanager
