@@ -15,22 +15,19 @@ heads' weights. --layers of the model's are MoE layers, and its vocabulary is sm
 """
 
 import argparse
-import json
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.serving.ranks_in_turns import BothTimes, both_times, measure_in_turns, open_group, shape_with
 from benchmarks.shapes import DEEPSEEK_V2_LITE, DEEPSEEK_V3
 from benchmarks.tools.report import BenchmarkReport
-from benchmarks.tools.timing import Timing, quantile
-from eprt import LLM, EPGroup, SamplingParams
-from eprt.bind import bind
+from eprt import LLM, SamplingParams
 from eprt.layers.mla import MLA
 from eprt.layers.split_mla import SplitMLA
 from eprt.models.deepseek import DeepseekModel
@@ -39,16 +36,6 @@ NUM_RANKS = 2
 SHAPES = {"v2-lite": DEEPSEEK_V2_LITE, "v3": DEEPSEEK_V3}
 WAYS = ("alone", "gather", "reduce")
 SHAPE = {"vocab_size": 4096, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0, "n_group": 1, "topk_group": 1}
-
-
-@contextmanager
-def shape_with(shape: Path, num_experts: int) -> Iterator[Path]:
-    config = json.loads((shape / "config.json").read_text())
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(
-            json.dumps({**config, **SHAPE, "quantization_config": None, "n_routed_experts": num_experts})
-        )
-        yield Path(folder)
 
 
 class TimedEngine:
@@ -60,7 +47,7 @@ class TimedEngine:
     def _prompts(self, num: int, num_tokens: int) -> list[list[int]]:
         return self._rng.integers(3, SHAPE["vocab_size"], (num, num_tokens)).tolist()
 
-    def decode(self, streams: int, num_tokens: int, context: int) -> tuple[float, float]:
+    def decode(self, streams: int, num_tokens: int, context: int) -> BothTimes:
         """Seconds of a step in which each stream gets a token; and of the busiest rank's processor."""
         params = SamplingParams(max_tokens=num_tokens + 1, temperature=0, ignore_eos=True)
         self._llm.group.barrier()
@@ -73,15 +60,10 @@ class TimedEngine:
         times = self._llm.group.allgather((took, cpu) if pieces else (0.0, 0.0))
         return times[0][0] / num_tokens, max(cpu for _, cpu in times) / num_tokens
 
-    def first_token(self, num_tokens: int) -> tuple[float, float]:
+    def first_token(self, num_tokens: int) -> BothTimes:
         """Of a prompt of rank 0 that nobody has computed before."""
-        (prompt,) = self._prompts(1, num_tokens)
-        self._llm.group.barrier()
-        start, cpu_start = time.perf_counter(), time.process_time()
-        self._llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
-        took, cpu = time.perf_counter() - start, time.process_time() - cpu_start
-        times = self._llm.group.allgather((took, cpu))
-        return times[0][0], max(cpu for _, cpu in times)
+        prompts, params = self._prompts(1, num_tokens), SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+        return both_times(self._llm.group, lambda: self._llm.generate(prompts, params))
 
     def head_bytes(self) -> int:
         """Of weights, in all layers, that belong to heads."""
@@ -100,21 +82,8 @@ def _head_bytes(layer: MLA) -> int:
 
 
 def measure(engines: dict[str, TimedEngine], what: str, arguments: Sequence[int], turns: int) -> dict[str, Any]:
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
-    for engine in engines.values():
-        getattr(engine, what)(*arguments)
-    for turn in range(turns):
-        for name in sorted(engines, reverse=turn % 2 == 1):
-            samples[name].append(getattr(engines[name], what)(*arguments))
-    columns: dict[str, Any] = {}
-    for i, suffix in enumerate(("", "_cpu")):
-        for name, taken in samples.items():
-            columns |= Timing.from_samples([both[i] for both in taken]).columns(name + suffix, "ms")
-        for name in WAYS[1:]:
-            ratios = sorted(one[i] / alone[i] for one, alone in zip(samples[name], samples["alone"]))
-            for at, q in (("", 0.5), ("_p10", 0.1), ("_p90", 0.9)):
-                columns[f"{name}_ratio{suffix}{at}"] = quantile(ratios, q)
-    return columns
+    ways = {name: partial(getattr(engine, what), *arguments) for name, engine in engines.items()}
+    return measure_in_turns(ways, turns, {name: f"{name}_ratio" for name in WAYS[1:]})
 
 
 def main() -> None:
@@ -129,17 +98,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of each rank; default: its share of the cores")
     parser.add_argument("--turns", type=int, default=5)
     args = parser.parse_args()
-    group = EPGroup.from_mpi()
-    bind("core", group.allgather)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    group = open_group(args.threads)
     config = {"shape": args.shape, "layers": args.layers, "ranks": group.size, "threads": torch.get_num_threads()}
     report = BenchmarkReport("attention_tp", config)
     longest = max([args.context + args.tokens, *args.prompts]) + 16
     options = {"load_format": "dummy", "num_hidden_layers": args.layers, "dtype": "bfloat16", "kv_cache_gb": 0.1}
     options |= {"max_model_len": longest, "enable_prefix_cache": False, "spare_experts": 0}
     teams = {name: {"attention_tp": group.size, "attention_tp_form": name} for name in WAYS[1:]}
-    with shape_with(SHAPES[args.shape], args.experts) as directory, ExitStack() as stack:
+    changes = {**SHAPE, "quantization_config": None, "n_routed_experts": args.experts}
+    with shape_with(SHAPES[args.shape], changes) as directory, ExitStack() as stack:
         llms = {name: LLM(directory, group, **options, **teams.get(name, {})) for name in WAYS}
         engines = {name: TimedEngine(stack.enter_context(llm)) for name, llm in llms.items()}
         read = {f"{name}_read_mb": engine.head_bytes() / 1e6 for name, engine in engines.items()}

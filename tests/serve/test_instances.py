@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -95,19 +95,24 @@ def test_the_second_turn_moves_only_new_pages(instances):
     assert after["num_pulled"] + after["num_shared"] - before["num_pulled"] - before["num_shared"] == 11
 
 
-def test_clients_that_leave_at_any_time_leave_nothing(instances):
+def leave_at_any_time(server: RunningServer, prompts: Sequence[str | list[int]]) -> None:
+    """Streams whose clients go before the first piece, or behind one, two or three."""
+
     def leave(number: int) -> None:
-        body = {"prompt": f"Tell me {number} " * 8, "max_tokens": 200, "ignore_eos": True, "stream": True}
-        url = f"{instances.url}/v1/completions"
-        with httpx.stream("POST", url, json={"model": instances.model, **body}, timeout=PATIENCE_S) as stream:
+        body = {"prompt": prompts[number], "max_tokens": 200, "ignore_eos": True, "stream": True, "model": server.model}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S) as stream:
             for i, _ in enumerate(stream.iter_lines()):
                 if i >= number % 4:
                     break
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(leave, range(24)))
-    wait_quiet(instances)
-    assert "eprt_faults_total 0.0" in httpx.get(f"{instances.url}/metrics", timeout=PATIENCE_S).text
+        list(pool.map(leave, range(len(prompts))))
+    wait_quiet(server)
+    assert "eprt_faults_total 0.0" in httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
+
+
+def test_clients_that_leave_at_any_time_leave_nothing(instances):
+    leave_at_any_time(instances, [f"Tell me {number} " * 8 for number in range(24)])
 
 
 @pytest.mark.parametrize("name", ["decode-1", "prefill-0"])

@@ -16,7 +16,7 @@ import pytest
 from eprt.serve.running import RunningServer
 from tests.paths import DEMO_V4
 from tests.serve.processes import PATIENCE_S, PATIENT, wait_until
-from tests.serve.test_instances import document, rank_load, wait_quiet
+from tests.serve.test_instances import document, leave_at_any_time, rank_load, wait_quiet
 
 FORMATS = ("--kv-cache-dtype", "fp8", "--index-cache-dtype", "fp4")
 FLAGS = (
@@ -74,18 +74,8 @@ def test_answers_are_those_of_one_rank_and_no_prompt_is_computed_twice(instances
 
 
 def test_clients_that_leave_at_any_time_leave_nothing(instances):
-    def leave(number: int) -> None:
-        prompt = [3 + (number + 5 * t) % 600 for t in range(100 + 37 * number)]
-        body = {"prompt": prompt, "max_tokens": 200, "ignore_eos": True, "stream": True, "model": instances.model}
-        with httpx.stream("POST", f"{instances.url}/v1/completions", json=body, timeout=PATIENCE_S) as stream:
-            for i, _ in enumerate(stream.iter_lines()):
-                if i >= number % 4:
-                    break
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(leave, range(12)))
-    wait_quiet(instances)
-    assert "eprt_faults_total 0.0" in httpx.get(f"{instances.url}/metrics", timeout=PATIENCE_S).text
+    prompts = [[3 + (number + 5 * t) % 600 for t in range(100 + 37 * number)] for number in range(12)]
+    leave_at_any_time(instances, prompts)
 
 
 @pytest.mark.parametrize(("seed", "name"), [(1, "decode-1"), (2, "prefill-0")])
