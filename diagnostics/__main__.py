@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
 from .detect.analysis import METHODS
 from .detect.report import Report, analyse
-from .mutes import FILE_NAME, Mute, MuteChange, MuteFile, check_place, mutes_beside, parse_until, with_mutes
-from .page.log_source import LogSource
+from .log.reader import no_usable_line, open_log
+from .mutes import FILE_NAME, JobPlaces, Mute, MuteChange, MuteFile, check_place, mutes_beside, parse_until, with_mutes
+from .page.log_source import LogSource, job_places
 from .page.page import Page
 from .page.server import DEFAULT_PORT, PageServer
 from .page.server_source import Client, ServerError, ServerSource
@@ -142,6 +145,40 @@ def _parse_place(text: str) -> str:
 def _check_mutes(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if (arguments.mute is None) != (arguments.until is None):
         parser.error("--mute and --until belong together: a mute has an end")
+    if arguments.note and not arguments.mute:
+        parser.error("--note is the reason of a --mute")
+    if arguments.mute and arguments.unmute:
+        parser.error("--mute and --unmute: one at a time")
+    aside = ("json", "text", "ever", "windows", "baseline", "save_baseline")
+    if (arguments.mute or arguments.unmute) and (given := _given(arguments, aside)):
+        parser.error(f"--{given} does nothing beside --mute and --unmute, which only change the mutes")
+
+
+def _check_compared(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """What would be ignored is refused."""
+    compared = ("run", "windows", "baseline", "save_baseline", "topology")
+    if arguments.url and (given := _given(arguments, compared)):
+        parser.error(f"--{given} is for DIR")
+    if arguments.method == "robust":
+        return
+    if arguments.url or not (arguments.json or arguments.text):
+        parser.error(f"--method {arguments.method} is for DIR, with --text or --json")
+    if given := _given(arguments, ("baseline", "topology")):
+        parser.error(f"--{given} is for --method robust: {arguments.method} compares ranks with each other alone")
+
+
+def _given(arguments: argparse.Namespace, names: Sequence[str]) -> str:
+    """The first flag of these that was given; empty: none."""
+    return next((name.replace("_", "-") for name in names if getattr(arguments, name) not in (None, False)), "")
+
+
+def _places(arguments: argparse.Namespace) -> JobPlaces:
+    """Of the job whose log DIR is."""
+    reader = open_log(arguments.directory, arguments.run)
+    record = next((record for record, _ in reader.new_records()), None)
+    if record is None:
+        raise no_usable_line(arguments.directory, reader.problems())
+    return job_places(record, arguments.topology)
 
 
 def _change_mutes(arguments: argparse.Namespace) -> int:
@@ -149,6 +186,8 @@ def _change_mutes(arguments: argparse.Namespace) -> int:
     if arguments.mute:
         mute = Mute(arguments.mute, parse_until(arguments.until, now_s), arguments.note)
         change = MuteChange(mute.place, mute)
+        if arguments.directory:  # a server knows its own job
+            _places(arguments).check(mute.place)
     if arguments.url:
         changed = _client(arguments).change_mutes(change)
     else:
@@ -170,13 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("DIR or URL is empty")
     if arguments.instance and not arguments.url:
         parser.error("--instance is for --url: a server's --diagnose-dir has a folder for each instance")
-    if arguments.url and (arguments.run is not None or arguments.windows is not None):
-        parser.error("--run and --windows are for DIR")
-    compared = ("baseline", "save_baseline", "topology")
-    if arguments.url and (given := [name for name in compared if getattr(arguments, name) is not None]):
-        parser.error(f"--{given[0].replace('_', '-')} is for DIR")
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         parser.error(f"--port {arguments.port}: must be 0..65535")
+    _check_compared(parser, arguments)
     _check_mutes(parser, arguments)
     try:
         if arguments.mute or arguments.unmute:
@@ -197,7 +232,10 @@ def _reason(error: Exception) -> str:
 
 def _save_baseline(arguments: argparse.Namespace) -> int:
     report = _analyse(arguments)
-    Baseline.from_matrices(report.matrices).save(arguments.save_baseline)
+    baseline = Baseline.from_matrices(report.matrices)
+    if not np.isfinite(baseline.wait_us_WNN).any():
+        raise ValueError(f"{arguments.directory}: in these windows no rank waited for another: nothing to compare with")
+    baseline.save(arguments.save_baseline)
     print(f"eprt diagnose: {arguments.save_baseline} has what is usual in {report.num_windows} windows")
     for finding in report.findings:
         print(f"eprt diagnose: not a good run to compare with: {finding.evidence}", file=sys.stderr)

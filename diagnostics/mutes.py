@@ -52,13 +52,14 @@ class MuteChange:
         until, note = fields["until"], fields.get("note", "")
         if len(place) > _MOST_PLACE:
             raise ValueError(f"place has {len(place)} characters, more than {_MOST_PLACE}")
+        place = check_place(place)
         if until is None:
-            return MuteChange(check_place(place), None)
+            return MuteChange(place, None)
         if not isinstance(until, str):
             raise ValueError(f"until={json.dumps(until)[:40]}: must be a string, as 12h or 2026-12-01, or null")
         if not isinstance(note, str) or len(note) > _MOST_NOTE:
             raise ValueError(f"note: must be a string of at most {_MOST_NOTE} characters")
-        return MuteChange(place, Mute(check_place(place), parse_until(until, now_s), note.strip()))
+        return MuteChange(place, Mute(place, parse_until(until, now_s), note.strip()))
 
 
 def place_of(finding: Mapping[str, Any]) -> str:
@@ -72,8 +73,43 @@ def place_of(finding: Mapping[str, Any]) -> str:
     return f"{kind}:{what}" if what else kind
 
 
+@dataclass(frozen=True)
+class JobPlaces:
+    """Where a job's findings can be."""
+
+    num_ranks: int
+    nodes: frozenset[int] | None = None  # None: not known yet
+    tiers: tuple[str, ...] = ("inside nodes", "between halves of a node", "between nodes", "between racks")
+
+    def check(self, place: str) -> None:
+        """place: as check_place() gives it. ValueError where this job can have no such finding, with what it has."""
+        kind, _, what = place.partition(":")
+        if kind == "tier":
+            if what not in self.tiers:
+                raise ValueError(f"{place}: the tiers are {', '.join(self.tiers)}; --topology FILE names further ones")
+            return
+        numbers = [int(part) for part in what.split("-")] if what else []
+        if len(numbers) == 2 and numbers[0] == numbers[1]:
+            raise ValueError(f"{place}: both ends are the same; nobody waits for itself")
+        if kind in ("node", "path"):
+            self._check_nodes(place, numbers)
+        elif missing := [rank for rank in numbers if rank >= self.num_ranks]:
+            has = f"ranks 0 to {self.num_ranks - 1}" if self.num_ranks > 1 else "rank 0 alone"
+            raise ValueError(f"{place}: there is no rank {missing[0]}; the job has {has}")
+
+    def _check_nodes(self, place: str, numbers: Sequence[int]) -> None:
+        if self.nodes is None:
+            return
+        if missing := [node for node in numbers if node not in self.nodes]:
+            has = f"nodes {', '.join(map(str, sorted(self.nodes)))}" if len(self.nodes) > 1 else "one node"
+            raise ValueError(f"{place}: there is no node {missing[0]}; the job has {has}")
+        if len(self.nodes) == 1:
+            raise ValueError(f"{place}: the job has one node, whose findings are those of its ranks, or job")
+
+
 def check_place(text: str) -> str:
-    """ValueError where no finding can be there."""
+    """The place as findings spell it: column:3 for column:03, path:0-1 for path:1-0. ValueError where no finding of any
+    job can be there."""
     kind, colon, what = text.partition(":")
     parts = what.split("-")
     one, two = (len(parts) == n and all(part.isdecimal() for part in parts) for n in (1, 2))
@@ -82,7 +118,10 @@ def check_place(text: str) -> str:
         raise ValueError(
             f"{text}: must be column:RANK, row:RANK, hang:RANK, point:SRC-DST, node:N, path:N-M, tier:T or job"
         )
-    return text
+    if not (one or two) or kind == "tier":
+        return text
+    numbers = [int(part) for part in parts]
+    return f"{kind}:{'-'.join(map(str, sorted(numbers) if kind == 'path' else numbers))}"
 
 
 def parse_until(text: str, now_s: float) -> float:

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ..detect.report import Report
 from ..detect.topology import LinkTopology
 from ..log.events import WindowRecord
 from ..log.reader import LogReader, no_usable_line, open_log
-from ..mutes import FILE_NAME, Mute, MuteChange, MuteFile, with_mutes
+from ..mutes import FILE_NAME, JobPlaces, Mute, MuteChange, MuteFile, with_mutes
 from ..windows.baseline import Baseline
 from ..windows.history import History, most_rows
 from ..windows.matrices import WindowMatrices
@@ -104,6 +105,9 @@ class LogSource(Recording):
     def why_read_only(self) -> str:
         return self._mutes.why_read_only()
 
+    def places(self) -> JobPlaces:
+        return _with_tiers(super().places(), self._topology)
+
     def change_mutes(self, change: MuteChange) -> bool:
         if why := self.why_read_only():
             raise ReadOnlyError(why)
@@ -184,3 +188,16 @@ class LogSource(Recording):
                 self.node_of_rank = list(self._sums.node_of_rank)
                 self.progress = min(1.0, self._reader.bytes_read / max(1, self._index.num_bytes)) if more else 1.0
             self.mark_changed()
+
+
+def job_places(record: WindowRecord, topology: str | Path | None) -> JobPlaces:
+    """Of the line's job. topology: a file of eprt.topology/1. OSError or ValueError where that does not fit."""
+    nodes = np.array(record.node_of_rank)
+    places = JobPlaces(record.num_ranks, frozenset(nodes.tolist()))
+    return _with_tiers(places, None if topology is None else LinkTopology.from_file(topology, nodes))
+
+
+def _with_tiers(places: JobPlaces, topology: LinkTopology | None) -> JobPlaces:
+    if topology is None:
+        return places
+    return replace(places, tiers=tuple(dict.fromkeys((*places.tiers, *topology.names))))

@@ -100,6 +100,8 @@ class Page:
         """To a POST request."""
         try:
             change = MuteChange.from_json(body, time.time())
+            if change.mute is not None:  # a mute from another time may end
+                self._source.places().check(change.place)
             changed = self._source.change_mutes(change)
         except ReadOnlyError as error:
             return _refusal(str(error), 403, code="read_only", kind="permission_error")

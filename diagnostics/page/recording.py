@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..log.events import WindowRecord
-from ..mutes import MuteChange
+from ..mutes import JobPlaces, MuteChange
 from ..windows.baseline import Baseline
 from ..windows.expert_load import ExpertLoad
 from ..windows.history import History
@@ -65,6 +65,12 @@ class Recording(ABC):
     def why_read_only(self) -> str:
         """Why nobody may mute findings here, and what to do; empty: they may."""
         return "these findings are in memory only"
+
+    def places(self) -> JobPlaces:
+        """Where findings of this job can be."""
+        with self.lock:  # before the first window nobody has said which nodes there are
+            is_known = len(self.history.windows()) > 0
+            return JobPlaces(self.num_ranks, frozenset(self.node_of_rank) if is_known else None)
 
     def change_mutes(self, change: MuteChange) -> bool:
         """Whether something is different now. ReadOnlyError, or OSError from the disk."""

@@ -102,6 +102,50 @@ def test_a_muted_finding_wakes_nobody_until_its_end(tmp_path, capsys):
     assert "2020-01-01: is over already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("column:99", "column:99: there is no rank 99; the job has ranks 0 to 7"),
+        ("row:8", "there is no rank 8"),
+        ("hang:0-8", "there is no rank 8"),
+        ("point:2-2", "both ends are the same"),
+        ("node:2", "there is no node 2; the job has nodes 0, 1"),
+        ("path:0-7", "there is no node 7"),
+        ("tier:between rooms", "the tiers are inside nodes, between halves of a node, between nodes, between racks"),
+    ],
+)
+def test_a_mute_that_no_finding_of_the_job_can_meet_is_refused(tmp_path, capsys, place, why):
+    write_records(tmp_path, [replace(r, node_of_rank=(0, 0, 0, 0, 1, 1, 1, 1)) for r in synthetic_records(8)])
+    assert main([str(tmp_path), "--mute", place, "--until", "12h"]) == 2
+    assert why in capsys.readouterr().err and not (tmp_path / "mutes.json").exists()
+    assert main([str(tmp_path), "--unmute", place]) == 2, "it is not muted"
+
+
+def test_a_mute_is_of_the_run_that_is_looked_at(tmp_path, capsys):
+    write_records(tmp_path, synthetic_records(8))
+    (tmp_path / "topology.json").write_text('{"schema": "eprt.topology/1", "levels": {"room": [0,0,0,0,1,1,1,1]}}')
+    tier = [str(tmp_path), "--mute", "tier:between rooms", "--until", "1h"]
+    assert main(tier) == 2 and main([*tier, "--topology", str(tmp_path / "topology.json")]) == 0
+    assert main([str(tmp_path), "--mute", "node:0", "--until", "1h"]) == 2
+    assert "the job has one node" in capsys.readouterr().err
+    assert main([str(tmp_path), "--mute", "column:03", "--until", "1h"]) == 0
+    assert "column:3 is muted" in capsys.readouterr().out, "as findings spell it"
+    assert main([str(tmp_path), "--mute", "column:3", "--until", "1h", "--run", "2"]) == 2
+    assert "there is no run 2" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main([str(tmp_path / "empty"), "--mute", "column:3", "--until", "1h"]) == 2
+    assert "holds no diagnose_rank*.log" in capsys.readouterr().err
+
+
+def test_a_baseline_without_any_wait_is_not_saved(tmp_path, capsys):
+    silent = [
+        replace(r, dispatch_wait_us=(0.0,) * 4, combine_wait_us=(0.0,) * 4, num_calls=0) for r in synthetic_records()
+    ]
+    write_records(tmp_path, silent)
+    assert main([str(tmp_path), "--save-baseline", str(tmp_path / "usual.npz")]) == 2
+    assert "nothing to compare with" in capsys.readouterr().err and not (tmp_path / "usual.npz").exists()
+
+
 def test_a_servers_finding_is_muted_by_the_server(speaker, capsys):
     asked = ["--url", speaker, "--api-key", "secret"]
     assert main([*asked, "--mute", "column:3", "--until", "12h", "--note", "on order"]) == 0
@@ -149,6 +193,16 @@ def test_text_has_colours_where_they_are_wanted(log_8, capsys):
         (["x", "--mute", "column", "--until", "7d"], "column: must be column:RANK"),
         (["--url", "http://y", "--mute", "job"], "a mute has an end"),
         (["x", "--windows", "-"], "-: must be A-B, A- or A"),
+        (["x", "--note", "on order"], "--note is the reason of a --mute"),
+        (["x", "--mute", "job", "--until", "1h", "--unmute", "row:1"], "one at a time"),
+        (["x", "--unmute", "job", "--windows", "1-2"], "--windows does nothing beside --mute"),
+        (["x", "--mute", "job", "--until", "1h", "--save-baseline", "f"], "--save-baseline does nothing beside --mute"),
+        (["x", "--text", "--method", "zscore", "--baseline", "f"], "--baseline is for --method robust"),
+        (["x", "--json", "--method", "zscore", "--topology", "f"], "--topology is for --method robust"),
+        (["x", "--method", "zscore"], "is for DIR, with --text or --json"),
+        (["--url", "http://y", "--text", "--method", "zscore"], "is for DIR, with --text or --json"),
+        (["--url", "http://y", "--windows", "1-2"], "--windows is for DIR"),
+        (["--url", "http://y", "--save-baseline", "f"], "--save-baseline is for DIR"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments, message, capsys):

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from eprt.diagnostics.mutes import (
     FILE_NAME,
+    JobPlaces,
     Mute,
     MuteChange,
     MuteFile,
@@ -47,6 +48,27 @@ def test_every_finding_has_a_place_that_can_be_muted(told, place):
 def test_other_words_are_refused(text):
     with pytest.raises(ValueError, match="must be column:RANK"):
         check_place(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("column:03", "column:3"), ("path:1-0", "path:0-1"), ("point:6-02", "point:6-2"), ("tier:a-1", "tier:a-1")],
+)
+def test_a_place_is_spelt_as_findings_spell_it(text, place):
+    assert check_place(text) == place
+    assert MuteChange.from_json(json.dumps({"place": text, "until": None}).encode(), NOW_S).place == place
+
+
+def test_a_job_has_places_of_its_own():
+    job = JobPlaces(4, frozenset({0, 2}))
+    for place in ("column:3", "point:3-0", "hang:0-1", "node:2", "path:0-2", "tier:between racks", "job"):
+        job.check(place)
+    for place in ("row:4", "point:3-4", "hang:1-1", "node:1", "path:0-1", "path:2-2", "tier:racks"):
+        with pytest.raises(ValueError, match=place):
+            job.check(place)
+    JobPlaces(4).check("node:1")
+    with pytest.raises(ValueError, match="the job has rank 0 alone"):
+        JobPlaces(1).check("column:1")
 
 
 def test_an_end_is_a_date_a_time_or_a_span():

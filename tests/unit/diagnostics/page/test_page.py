@@ -219,6 +219,7 @@ def test_a_mute_of_the_command_is_seen_while_the_page_is_open(tmp_path):
         (b'{"place": "column:5"}', "an object with place and until"),
         (b'{"place": 5, "until": null}', "an object with place and until"),
         (b'{"place": "rank:5", "until": "12h"}', "must be column:RANK"),
+        (b'{"place": "column:99", "until": "12h"}', "there is no rank 99; the job has ranks 0 to 7"),
         (b'{"place": "column:5", "until": 12}', "until=12: must be a string"),
         (b'{"place": "column:5", "until": "yesterday"}', "must be a date"),
         (b'{"place": "column:5", "until": "2020-01-01"}', "is over already"),

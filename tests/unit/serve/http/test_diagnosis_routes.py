@@ -76,7 +76,8 @@ def test_a_mute_begins_and_ends(tmp_path):
             assert await places(http) == {"column:3": mute.until}, "the page knows at once"
             assert (await http.post(path, json={"place": "column:3", "until": None})).json()["changed"]
             assert await places(http) == {"column:3": None} and not mutes_beside(tmp_path)
-        assert (await http.post(MUTES, json={"place": "rank:3", "until": "1h"})).status_code == 400
+        for wrong in ("rank:3", f"column:{N}", "node:99"):
+            assert (await http.post(MUTES, json={"place": wrong, "until": "1h"})).status_code == 400
         assert (await http.post(f"{PAGE}api/overview")).json()["error"]["code"] == "method_not_allowed"
 
     ask(diagnosis, go)
