@@ -16,6 +16,7 @@ from eprt.serve.default_ranks import default_ranks
 from eprt.serve.errors import report_mistake
 from eprt.serve.flags import parse_options
 from eprt.serve.options import OptionError, ServeOptions
+from eprt.serve.rank_fit import check_ranks, num_nodes
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,8 +33,11 @@ def main(argv: list[str] | None = None) -> int:
             env.let_torch_use_huge_pages()
         if options.uses_wire:
             return _serve_over_wire(options)
-        if rank is None and options.num_ranks is None and options.engine.device == "cpu" and not env.why_mpirun():
+        given, by_default = options.num_ranks, options.engine.device == "cpu" and not env.why_mpirun()
+        if rank is None and given is None and by_default:
             options = replace(options, num_ranks=default_ranks())
+        if rank is None:
+            _check_ranks(options, given)
         if options.dry_run:
             from eprt.serve import dry_run
 
@@ -62,8 +66,10 @@ def _serve_over_wire(options: ServeOptions) -> int:
     if env.started_by_open_mpi():
         flag = "--nnodes" if options.nnodes > 1 else "--wire"
         raise OptionError(f"{flag}: eprt starts the ranks of each host itself; leave out mpirun, or {flag}")
-    if options.num_ranks is None:
+    given = options.num_ranks
+    if given is None:
         options = replace(options, num_ranks=default_ranks())
+    _check_ranks(options, given)
     if options.dry_run:
         from eprt.serve import dry_run
 
@@ -71,6 +77,13 @@ def _serve_over_wire(options: ServeOptions) -> int:
     from eprt.serve.hosts import launch
 
     return launch.launch(options)
+
+
+def _check_ranks(options: ServeOptions, given: int | None) -> None:
+    """given: by -n. An MPI job's ranks check themselves (ranks/main.py)."""
+    if not options.num_instances:
+        whose = "without -n there" if given is None else "there"
+        check_ranks(options, options.total_ranks, num_nodes(options), whose, "give -n")
 
 
 if __name__ == "__main__":

@@ -14,17 +14,17 @@ from eprt import env
 from eprt.bind import check_policy
 from eprt.config import EngineConfig
 from eprt.engine.sampling_defaults import read_sampling_defaults
-from eprt.models.config_file import ConfigFile
-from eprt.models.model_types import take_model_type, take_quant_method
 from eprt.serve.engine_flags import add_bind_flag, add_engine_flags, add_model_flag, engine_options
 from eprt.serve.flag_file import with_flags_of_file
 from eprt.serve.host_flags import add_host_flags, check_hosts
 from eprt.serve.http_flags import add_http_flags, add_number, check_http
 from eprt.serve.instance_flags import add_instance_flags, check_instances
+from eprt.serve.model_flags import check_flags_of_model
 from eprt.serve.model_source import default_name, find_model_dir
 from eprt.serve.openai.reasoning import REASONING_FORMAT_NAMES
 from eprt.serve.openai.tools import TOOL_FORMAT_NAMES
 from eprt.serve.options import MOST_RANKS, OptionError, ServeOptions
+from eprt.serve.rank_fit import check_faults
 from eprt.serve.scale_flags import add_scale_flags, check_scale
 from eprt.serve.team_flags import check_teams
 from eprt.serve.tier_flags import add_tier_flags, check_tiers
@@ -181,10 +181,10 @@ def parse_options(argv: list[str]) -> ServeOptions:
     _check_losses(args)
     _check_hang_timeout(args)
     _check_serve_without_experts(args)
-    _check_faults(args.inject, None if args.num_ranks is None else args.num_ranks * args.nnodes)
+    check_faults(args.inject, None if args.num_ranks is None else args.num_ranks * args.nnodes)
     if args.rebalance == "auto" and not args.spare_experts:
         raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
-    _check_model_dir(Path(args.model_dir), args.skip_tokenizer_init, args.max_model_len)
+    _check_model_dir(Path(args.model_dir), args)
     _check_chat_template(args.chat_template, args.skip_tokenizer_init)
     try:
         read_sampling_defaults(engine)
@@ -275,21 +275,7 @@ def _check_hang_timeout(args: argparse.Namespace) -> None:
         )
 
 
-def _check_faults(faults: list[str], num_ranks: int | None) -> None:
-    if not faults:
-        return
-    from eprt.diagnostics.inject import Injection
-
-    for fault in faults:
-        try:
-            injection = Injection.parse(fault)
-            if num_ranks is not None:
-                injection.check_ranks(num_ranks)
-        except ValueError as error:
-            raise OptionError(f"--inject {error}") from None
-
-
-def _check_model_dir(model_dir: Path, skip_tokenizer_init: bool, max_model_len: int | None) -> None:
+def _check_model_dir(model_dir: Path, args: argparse.Namespace) -> None:
     """What can be known of the directory without reading weights."""
     if not (model_dir / "config.json").is_file():
         raise OptionError(f"--model {model_dir}: has no config.json; it must be a Hugging Face model directory")
@@ -297,11 +283,11 @@ def _check_model_dir(model_dir: Path, skip_tokenizer_init: bool, max_model_len: 
         config = msgspec.json.decode((model_dir / "config.json").read_bytes())
     except ValueError as error:
         raise OptionError(f"--model {model_dir}: config.json is not JSON: {error}") from None
-    _check_served(model_dir)
+    check_flags_of_model(args, model_dir)
     most = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    if isinstance(most, int) and max_model_len is not None and max_model_len > most:
-        raise OptionError(f"--max-model-len {max_model_len}: this model has positions up to {most}")
-    if not skip_tokenizer_init and not (model_dir / "tokenizer.json").is_file():
+    if isinstance(most, int) and args.max_model_len is not None and args.max_model_len > most:
+        raise OptionError(f"--max-model-len {args.max_model_len}: this model has positions up to {most}")
+    if not args.skip_tokenizer_init and not (model_dir / "tokenizer.json").is_file():
         raise OptionError(
             f"--model {model_dir}: has no tokenizer.json; add it, or serve token ids only with --skip-tokenizer-init"
         )
@@ -320,12 +306,3 @@ def _check_chat_template(file: str | None, skip_tokenizer_init: bool) -> None:
         read_template_file(file, {})
     except ValueError as error:
         raise OptionError(f"--chat-template {error}") from None
-
-
-def _check_served(model_dir: Path) -> None:
-    try:
-        file = ConfigFile(model_dir / "config.json")
-        take_model_type(file)
-        take_quant_method(file)
-    except ValueError as error:
-        raise OptionError(f"--model {error}") from None

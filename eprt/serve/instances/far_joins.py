@@ -20,6 +20,7 @@ from eprt import env
 from eprt.serve.errors import ApiError
 from eprt.serve.fingerprint import begin_fingerprint, why_not_alike
 from eprt.serve.options import FrontendConfig, InstanceName, OptionError, RankConfig, ServeOptions
+from eprt.serve.rank_fit import why_no_teams
 
 NEEDED = "this server takes instances of its own host only; start it with --join-address HOST:PORT to take others"
 
@@ -64,6 +65,8 @@ class FarJoins:
         mine = await asyncio.wrap_future(self._fingerprint)
         model_dir = self._options.engine.model_dir
         if why := why_not_alike(request.version, request.model, model_dir, lambda: mine):
+            raise _refused(why)
+        if why := why_no_teams(self._options.engine, request.ranks):
             raise _refused(why)
         name = self._free_name(request, taken)
         config = RankConfig(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import eprt
 from eprt.serve.errors import ApiError
 from eprt.serve.options import ServeOptions
+from eprt.serve.rank_fit import why_no_teams
 from eprt.serve.ranks.join_door import JoinAnswer, JoinRequest, door_name, receive_line, send_line
 from eprt.serve.start_command import command_words
 
@@ -64,6 +65,7 @@ class InstanceStarter:
 
     def __init__(self, options: ServeOptions, url: str, port: int):
         self._command, self._url, self._port = options.start_instance_command, url, port
+        self._engine = options.engine
         self._ranks = {"prefill": options.prefill_ranks, "decode": options.decode_ranks}
         self.pending: list[PendingStart] = []
         self._reading: set[asyncio.Future] = set()  # what commands write; they may run for as long as the instance
@@ -75,6 +77,8 @@ class InstanceStarter:
         """Returns once the processes run. num_ranks: None for as many as others of the role have. ApiError says why no
         instance comes."""
         ranks = num_ranks or self._ranks[role]
+        if why := why_no_teams(self._engine, ranks):
+            raise ApiError(400, f"ranks={ranks}: {why}", code="invalid_value", param="ranks")
         if self._command is None:
             started = await asyncio.to_thread(self._ask_launcher, role, ranks)
         else:

@@ -25,6 +25,7 @@ import msgspec
 from eprt.serve.errors import print_line
 from eprt.serve.fingerprint import why_not_alike
 from eprt.serve.options import RankConfig
+from eprt.serve.rank_fit import why_no_teams
 from eprt.serve.ranks.instance_slots import InstanceSlots
 from eprt.serve.ranks.slots import AdoptedProcess, RankSlots
 
@@ -153,6 +154,7 @@ class JoinDoor:
         error = self._difference(request, slots.config)
         if error is None and request.role is None:
             error = "this server has instances: give --role prefill or --role decode"
+        error = error or why_no_teams(slots.config.options.engine, request.num_ranks) or None
         if error is not None or request.role is None:
             send_line(sock, JoinAnswer(error=error))
             return

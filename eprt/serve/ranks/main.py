@@ -35,6 +35,7 @@ from eprt.serve.options import (
     common_flags,
     make_diagnose_dir,
 )
+from eprt.serve.rank_fit import check_ranks
 from eprt.serve.ranks import worker
 from eprt.serve.ranks.channel import Channel, FrontendLostError, bind_http, connect, listen
 from eprt.serve.ranks.messages import Drain, Hello
@@ -159,6 +160,7 @@ def _check_job(options: ServeOptions, group: EPGroup) -> None:
         raise ValueError(f"rank {differs.rank} {what}; give all ranks the same flags")
     if options.num_ranks not in (None, group.size):
         raise ValueError(f"-n {options.num_ranks}: this is an MPI job of {group.size} ranks already; leave out -n")
+    check_ranks(options, group.size, group.num_nodes, "in this MPI job there", "give mpirun another -n")
 
 
 def _shown(value: Any) -> str:

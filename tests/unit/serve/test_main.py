@@ -72,6 +72,36 @@ def test_a_wrong_flag_or_variable_is_one_line_and_status_2(roles, monkeypatch, c
     assert not roles
 
 
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--attention-tp", "2"], "--attention-tp 2: without -n there is 1 rank, of which no teams of 2 can be made"),
+        (["--prompt-ranks", "2"], "--prompt-ranks 2: without -n there is 1 rank; give -n, or leave it out"),
+        (["--wire", "tcp", "--attention-tp", "2"], "--attention-tp 2: without -n there is 1 rank"),
+        (["--inject", "slow-rank:1:2x"], "--inject fault slow-rank names rank 1; there are ranks 0..0"),
+        (["--dry-run", "--prompt-ranks", "2"], "--prompt-ranks 2: without -n there is 1 rank"),
+    ],
+)
+def test_what_the_default_number_of_ranks_does_not_allow_is_refused_before_any_starts(
+    roles, monkeypatch, capfd, flags, words
+):
+    monkeypatch.setattr(program, "default_ranks", lambda: 1)
+    assert program.main([*MODEL_FLAG, *flags]) == 2 and not roles
+    told = capfd.readouterr().err
+    assert told.startswith(f"eprt serve: error: {words}") and told.count("\n") == 1
+    monkeypatch.setattr(program, "default_ranks", lambda: 2)
+    assert "--wire" in flags or "--dry-run" in flags or program.main([*MODEL_FLAG, *flags]) == 6
+
+
+@pytest.mark.parametrize("flags", [["--attention-tp", "2"], ["--prompt-ranks", "2"], ["--expert-host-copies", "node"]])
+def test_virtual_nodes_share_no_memory(roles, monkeypatch, capfd, flags):
+    monkeypatch.setenv("EPRT_RANKS_PER_NODE", "1")
+    assert program.main([*MODEL_FLAG, "-n", "2", *flags]) == 2 and not roles
+    assert f"{' '.join(flags)}: ranks that " in (told := capfd.readouterr().err) and "are of 2 nodes" in told
+    monkeypatch.setenv("EPRT_RANKS_PER_NODE", "2")
+    assert program.main([*MODEL_FLAG, "-n", "2", *flags]) == 7
+
+
 def test_what_a_role_finds_wrong_is_told_alike(monkeypatch, capfd):
     def fails(options) -> int:
         raise OptionError("cannot listen on x:1: no")

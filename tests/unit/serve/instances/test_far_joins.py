@@ -61,6 +61,12 @@ def test_who_does_not_fit_is_refused_by_name(other, words):
     assert caught.value.status == 409
 
 
+def test_ranks_that_make_no_teams_are_refused():
+    joins = make_joins("127.0.0.1:0", "--prefill-ranks", "2", "--decode-ranks", "2", "--attention-tp", "2")
+    with contextlib.closing(joins.sock), pytest.raises(ApiError, match="--attention-tp 2: 3 ranks make no teams of 2"):
+        asyncio.run(joins.invite(asked(ranks=3), ()))
+
+
 def test_an_address_that_cannot_be_had_is_named():
     with pytest.raises(OptionError, match=r"--join-address 192\.0\.2\.1:0: cannot listen there: "):
         make_joins("192.0.2.1:0")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from eprt.config import EngineConfig
 from eprt.serve.errors import ApiError
 from eprt.serve.instances import starter as module
 from eprt.serve.instances.starter import InstanceStarter, PendingStart
@@ -20,8 +21,9 @@ from eprt.serve.ranks.join_door import JoinAnswer, JoinRequest, door_name, recei
 PORT = 2_000_000 + os.getpid()  # of no server: only a part of the door's name
 
 
-def make(command: str | None = None) -> InstanceStarter:
-    options: Any = SimpleNamespace(start_instance_command=command, prefill_ranks=2, decode_ranks=1)
+def make(command: str | None = None, attention_tp: int = 1) -> InstanceStarter:
+    engine = EngineConfig("model", attention_tp=attention_tp)
+    options: Any = SimpleNamespace(start_instance_command=command, prefill_ranks=2, decode_ranks=1, engine=engine)
     return InstanceStarter(options, "http://127.0.0.1:1", PORT)
 
 
@@ -55,6 +57,12 @@ def test_the_launcher_is_asked_and_says_the_name():
     assert starter.drop_failed() == [] and starter.num_pending("prefill") == 1
     starter.on_hello("prefill-1", "prefill", ())
     assert starter.pending == []
+
+
+def test_ranks_that_make_no_teams_are_refused_before_any_starts():
+    with pytest.raises(ApiError, match=r"ranks=3: --attention-tp 2: 3 ranks make no teams of 2") as caught:
+        start(make(attention_tp=2), "prefill", 3)
+    assert (caught.value.status, caught.value.param) == (400, "ranks")
 
 
 def test_a_launcher_that_refuses_or_is_not_there_is_named():
