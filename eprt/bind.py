@@ -11,17 +11,17 @@ cores. Where there are more ranks than cores no rank is bound and each runs one 
 could only take turns. Knows nothing of MPI or of models.
 """
 
-import ctypes
 import os
-import platform
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from eprt.cpu_topology import Cpu, CpuTopology, format_cpus, read_topology
+from eprt.memory_nodes import own_memory, prefer_nodes
 
 DEFAULT_POLICY = "core"
+_MOST_ELSEWHERE = 0.1  # of a rank's memory, before it is worth a warning
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,16 @@ def plan_binding(topology: CpuTopology, local_rank: int, local_size: int, policy
         return Binding(
             everything, (), 1, False, shared, f"{shared} and wait for each other's turns; -n 1 is faster here"
         )
-    reason = f"--bind {policy}"
+    reason, warning = f"--bind {policy}", None
     if topology.quota is not None and topology.quota < num_cores:
         reason += f", {topology.quota:g} CPUs' worth of time"
+        if max(1.0, topology.quota) < local_size:
+            warning = (
+                f"{local_size} ranks have {topology.quota:g} CPUs' worth of time, and are stopped whenever it is used "
+                "up; start fewer ranks, or raise the container's limit"
+            )
     if policy == "none":
-        return Binding(everything, (), min(num_cores // local_size, time_share), False, reason)
+        return Binding(everything, (), min(num_cores // local_size, time_share), False, reason, warning)
     cores = _own_cores(topology, local_rank, local_size)
     num_threads = min(len(cores), time_share)
     nodes = tuple(sorted({core[0].node for core in cores}))
@@ -76,7 +81,39 @@ def plan_binding(topology: CpuTopology, local_rank: int, local_size: int, policy
         cpus = tuple(sorted(cpu.id for core in cores for cpu in core))
     else:
         cpus = tuple(sorted(cpu.id for cpu in topology.cpus if cpu.node in nodes))
-    return Binding(cpus, memory, num_threads, len(cpus) < len(everything), reason)
+    return Binding(cpus, memory, num_threads, len(cpus) < len(everything), reason, warning)
+
+
+def overlap(allowed: Sequence[Sequence[int]]) -> str | None:
+    """What to say where a launcher gave ranks of a host CPUs that others have, too, but not the same ones: each rank
+    runs threads for all of its own. allowed: the CPUs of each rank. None where any two have all in common, or none."""
+    sets = sorted({tuple(cpus) for cpus in allowed})
+    for i, first in enumerate(sets):
+        for second in sets[i + 1 :]:
+            if common := set(first) & set(second):
+                return (
+                    f"the launcher gave one rank the CPUs {format_cpus(first)} and another {format_cpus(second)}: "
+                    f"their threads take turns on {format_cpus(common)}; have it bind ranks apart, or not at all "
+                    "(mpirun --bind-to none): then they share the cores out"
+                )
+    return None
+
+
+def far_memory(nodes: Sequence[int], found: Mapping[int, int] | None = None) -> tuple[str, bool]:
+    """Where this rank's memory lies that is meant to be on these nodes, for the log, and whether too much of it is
+    elsewhere. found: bytes by node, default this process's own. ("", False) where the kernel does not tell."""
+    found = own_memory() if found is None else found
+    here, elsewhere = (sum(b for node, b in found.items() if (node in nodes) == near) for near in (True, False))
+    if here + elsewhere == 0:
+        return "", False
+    text = f"{here / 1e9:.1f} GB on NUMA node {format_cpus(nodes)}, {elsewhere / 1e9:.1f} GB elsewhere"
+    is_far = elsewhere > _MOST_ELSEWHERE * (here + elsewhere)
+    if is_far:
+        text += (
+            ", from where reads are slower: the node was full, of files that were read (before the next start: "
+            "echo 1 > /proc/sys/vm/drop_caches) or of caches too large for it (a lower --memory-fraction)"
+        )
+    return text, is_far
 
 
 def crowding(load: float, num_ranks: int, num_cpus: int) -> str | None:
@@ -130,15 +167,18 @@ def bind(policy: str, allgather: Callable[[Any], list[Any]] = lambda value: [val
     if topology.quota is not None:
         topology = replace(topology, quota=topology.quota * size / len(here))
     binding = plan_binding(topology, rank, size, policy)
-    if binding.warning is None:
-        binding = replace(binding, warning=crowding(os.getloadavg()[0], len(here), len(topology.cpus)))
+    told = binding.warning or overlap([other[2] for other in here])
+    binding = replace(binding, warning=told or crowding(os.getloadavg()[0], len(here), len(topology.cpus)))
     if size < len(here):
         binding = replace(binding, reason=f"{binding.reason} within the launcher's binding")
     if binding.bound:
         _set_affinity(binding, f"[local rank {here.index(me)}/{len(here)}]", allowed)
-    error = _set_memory_policy(binding.nodes) if binding.nodes else None
-    if error:  # containers forbid it by default; pages are then still placed on the node that first touches them
-        binding = replace(binding, nodes=(), reason=f"{binding.reason}; set_mempolicy: {error}")
+    if binding.nodes:
+        try:
+            prefer_nodes(binding.nodes)
+        except OSError as error:  # containers forbid it by default; pages are then on the node that first touches them
+            reason = f"{binding.reason}; set_mempolicy: {error.strerror or error}"
+            binding = replace(binding, nodes=(), reason=reason)
     import torch
 
     torch.set_num_threads(binding.num_threads)
@@ -157,21 +197,3 @@ def _set_affinity(binding: Binding, who: str, allowed: list[int]) -> None:
             f"{who} cannot bind to CPUs {format_cpus(binding.cpus)}: {error.strerror}; this process may use "
             f"{format_cpus(allowed)}. Start with --bind none to leave the placement to the operating system."
         ) from None
-
-
-def _set_memory_policy(nodes: tuple[int, ...]) -> str | None:
-    """Prefers the one node, or interleaves over several (linux/mempolicy.h). Returns the error's text, or None.
-    Preferred, not bound: a full node must not kill the rank while its neighbour has memory."""
-    syscall_number = {"x86_64": 238, "aarch64": 237}.get(platform.machine())
-    if syscall_number is None:
-        return f"unknown on {platform.machine()}"
-    mpol_preferred, mpol_interleave = 1, 3
-    words = (ctypes.c_ulong * (max(nodes) // 64 + 1))()
-    for node in nodes:
-        words[node // 64] |= 1 << node % 64
-    libc = ctypes.CDLL(None, use_errno=True)
-    mode = mpol_preferred if len(nodes) == 1 else mpol_interleave
-    # The kernel reads maxnode - 1 bits.
-    if libc.syscall(syscall_number, mode, words, ctypes.c_ulong(len(words) * 64 + 1)) != 0:
-        return os.strerror(ctypes.get_errno())
-    return None

@@ -6,18 +6,23 @@ A probe returns what it found and what is wrong with it; none raises. Knows noth
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from eprt import env, machine, network_probe
+from eprt.bind import DEFAULT_POLICY, plan_binding
+from eprt.cpu_topology import CpuTopology, read_topology
+from eprt.memory_nodes import preferred_nodes
 from eprt.mpirun import mpirun_command
 from eprt.network_cards import NetworkCards, read_network_cards
+from eprt.serve.default_ranks import default_ranks
 
 TORCH = "torch==2.13.0"
 OLDEST_TORCH = (2, 11)
@@ -45,7 +50,7 @@ class ProbeResult:
 
 def run_probes() -> list[ProbeResult]:
     facts = machine.describe()
-    of_cpu = [cpu(facts), memory(facts), mpi(), torch_library(), native_library()]
+    of_cpu = [cpu(facts), memory(facts), ranks(read_allowed()), mpi(), torch_library(), native_library()]
     return [*of_cpu, network(read_network_cards()), gpu(facts), triton(facts), nvshmem(), nccl(), variables()]
 
 
@@ -77,6 +82,32 @@ def memory(facts: machine.Machine, least_shm_gb: float = 1.0) -> ProbeResult:
         remedy = "mount -o remount,size=8G /dev/shm   (in Docker: docker run --shm-size=8g, or --ipc=host)"
         problems = (SetupProblem(what, remedy),)
     return ProbeResult("memory", f"{facts.memory_gb:g} GB, {found}", {"shm_free_gb": shm}, problems)
+
+
+def read_allowed() -> CpuTopology:
+    return read_topology().restricted_to(os.sched_getaffinity(0))
+
+
+def ranks(topology: CpuTopology) -> ProbeResult:
+    """What `eprt serve` starts on CPUs where no flag says otherwise, and whether memory can be kept on NUMA nodes."""
+    size = default_ranks(topology)
+    bindings = [plan_binding(topology, rank, size, DEFAULT_POLICY) for rank in range(size)]
+    facts: dict[str, Any] = {"bindings": [asdict(binding) for binding in bindings]}
+    summary = f"eprt serve starts {size} on CPUs: " + "; ".join(map(str, bindings))
+    problems = [SetupProblem(warning, "eprt serve -n 1") for warning in [bindings[0].warning] if warning]
+    if len(topology.nodes) > 1:
+        try:
+            preferred_nodes()
+        except OSError as error:
+            facts["memory_policy_error"] = error.strerror or str(error)
+            what = (
+                f"memory policies are refused ({facts['memory_policy_error']}): a rank's memory is where its threads "
+                "touch it first, also where it should be spread over NUMA nodes"
+            )
+            problems.append(
+                SetupProblem(what, "docker run --cap-add SYS_NICE   (its seccomp profile then allows them)")
+            )
+    return ProbeResult("ranks", summary, facts, tuple(problems))
 
 
 # ---- MPI ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""How many ranks `eprt serve` starts on CPUs where -n does not say: one for each NUMA node.
+"""How many ranks `eprt serve` starts on CPUs where -n does not say: one for each NUMA node, where the container's CPU
+time is enough for as many threads.
 
 A rank's threads share one copy of attention and of every expert, so a rank with all cores of a node is at least as fast
 as several with fewer each; between nodes, ranks keep each node's reads in its own memory. Knows nothing of models.
@@ -14,4 +15,5 @@ def default_ranks(topology: CpuTopology | None = None) -> int:
     use."""
     if topology is None:
         topology = read_topology().restricted_to(os.sched_getaffinity(0))
-    return 1 << (len(topology.nodes).bit_length() - 1)
+    most = len(topology.nodes) if topology.quota is None else min(len(topology.nodes), max(1, int(topology.quota)))
+    return 1 << (most.bit_length() - 1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from eprt import bind as bind_module
-from eprt.bind import crowding, plan_binding
+from eprt.bind import crowding, far_memory, overlap, plan_binding
 from eprt.cpu_topology import read_topology
 from tests.unit.cases import made_up_machine, shares, spans
 
@@ -78,6 +78,31 @@ def test_a_quota_limits_threads_not_cpus():
     assert {b.num_threads for b in shares(made_up_machine(1, 16, quota=0.5), 2, "core")} == {1}
 
 
+def test_more_ranks_than_a_quota_has_cpus_are_warned_of():
+    for policy in ("core", "numa", "none"):
+        for binding in shares(made_up_machine(1, 16, quota=2.5), 4, policy):
+            assert binding.num_threads == 1 and binding.warning
+            assert binding.warning.startswith("4 ranks have 2.5 CPUs' worth of time")
+    assert [b.warning for b in shares(made_up_machine(1, 16, quota=4.0), 4, "core")] == [None] * 4
+    assert plan_binding(made_up_machine(1, 16, quota=0.5), 0, 1, "core").warning is None, "fewer ranks there are not"
+
+
+def test_cpus_that_a_launcher_gave_twice_are_told():
+    assert overlap([[0, 1], [2, 3], [0, 1]]) is None and overlap([[0, 1, 2]] * 4) is None
+    told = overlap([[0, 1, 2, 3], [4, 5], [2, 3, 4]])
+    assert told and told.startswith(
+        "the launcher gave one rank the CPUs 0-3 and another 2-4: their threads take turns on 2-3"
+    )
+
+
+def test_memory_on_other_nodes_is_told_and_much_of_it_warned_of():
+    assert far_memory((1,), {0: 2 * 10**9, 1: 30 * 10**9}) == ("30.0 GB on NUMA node 1, 2.0 GB elsewhere", False)
+    text, is_far = far_memory((1,), {0: 9 * 10**9, 1: 30 * 10**9})
+    assert is_far and text.startswith("30.0 GB on NUMA node 1, 9.0 GB elsewhere, from where reads are slower")
+    assert far_memory((0, 1), {0: 9 * 10**9, 1: 30 * 10**9}) == ("39.0 GB on NUMA node 0-1, 0.0 GB elsewhere", False)
+    assert far_memory((0,), {}) == ("", False), "the kernel does not tell"
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="--bind socket: must be numa, core or none"):
         plan_binding(made_up_machine(1, 1), 0, 1, "socket")
@@ -124,6 +149,67 @@ print(binding)
     assert "within the launcher's binding" in run_bound(code)
 
 
+# Two NUMA nodes, as Linux describes them: the first CPU that this process may use is of the first one.
+TWO_NODES = """
+import functools, logging, os, pathlib, sys, tempfile
+import eprt.bind
+allowed = sorted(os.sched_getaffinity(0))
+folder = tempfile.TemporaryDirectory()
+root = pathlib.Path(folder.name)
+for name, text in {"cpu/online": ",".join(map(str, allowed)), "node/node0/cpulist": str(allowed[0]),
+                   "node/node1/cpulist": ",".join(map(str, allowed[1:]))}.items():
+    path = root / "devices/system" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+eprt.bind.read_topology = functools.partial(eprt.bind.read_topology, root, root)
+"""
+
+
+@pytest.mark.skipif(read_topology().restricted_to(os.sched_getaffinity(0)).num_cores < 2, reason="needs two cores")
+def test_each_rank_of_two_nodes_takes_memory_from_its_own():
+    """The first node is there; a second one has to be, or the kernel refuses it."""
+    code = (
+        TWO_NODES
+        + """
+from eprt.memory_nodes import preferred_nodes
+twin = lambda me: [me, (me[0], -1, me[2])] if RANK == 0 else [(me[0], -1, me[2]), me]
+binding = eprt.bind.bind("core", twin)
+assert binding.cpus == tuple(allowed[:1] if RANK == 0 else allowed[1:]) == tuple(sorted(os.sched_getaffinity(0)))
+try:
+    assert preferred_nodes() == binding.nodes
+except PermissionError:
+    pass
+print(binding)
+"""
+    )
+    first, second = (run_bound(code.replace("RANK", str(rank))) for rank in range(2))
+    assert "memory of NUMA node 0, 1 thread (--bind core)" in first or "set_mempolicy" in first
+    if not os.path.isdir("/sys/devices/system/node/node1"):
+        assert "(--bind core; set_mempolicy: " in second and "memory of" not in second
+
+
+@pytest.mark.skipif(read_topology().restricted_to(os.sched_getaffinity(0)).num_cores < 2, reason="needs two cores")
+def test_a_rank_of_a_server_says_on_which_nodes_its_weights_lie():
+    code = (
+        TWO_NODES
+        + """
+from eprt.config import EngineConfig
+from eprt.ep.group.group import EPGroup
+from eprt.serve.options import ServeOptions
+from eprt.serve.ranks import start_engine
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+class Sent(list):
+    send = list.append
+options = ServeOptions(EngineConfig(model_dir="examples/demo_model/checkpoint", kv_cache_gb=0.01), "demo")
+start_engine.load(options, EPGroup.single(), Sent())
+"""
+    )
+    said = run_bound(code)
+    if "set_mempolicy" not in said:
+        assert "[rank 0/1] CPUs" in said and "memory of NUMA node 0-1" in said
+        assert "[rank 0/1] memory: 0." in said and "GB on NUMA node 0-1, 0.0 GB elsewhere" in said
+
+
 def test_a_refused_affinity_says_what_to_do(monkeypatch):
     def refuse(pid, cpus):
         raise PermissionError(1, "Operation not permitted")
@@ -139,7 +225,10 @@ def test_a_refused_affinity_says_what_to_do(monkeypatch):
 
 
 def test_a_refused_memory_policy_is_told_not_fatal(monkeypatch):
-    monkeypatch.setattr(bind_module, "_set_memory_policy", lambda nodes: "Operation not permitted")
+    def refuse(nodes):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(bind_module, "prefer_nodes", refuse)
     monkeypatch.setattr(bind_module, "read_topology", lambda: replace(made_up_machine(2, 2)))
     monkeypatch.setattr(bind_module.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     import torch

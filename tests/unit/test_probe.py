@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eprt import env, machine, probe
-from tests.unit.cases import machine_facts
+from tests.unit.cases import machine_facts, made_up_machine
 
 
 def executable(path: Path, script: str) -> Path:
@@ -25,6 +25,25 @@ def test_cpu_and_memory_are_judged():
     (small,) = probe.memory(machine_facts(shm_free_gb=0.06)).problems
     assert "0.06 GB free in /dev/shm" in small.what and "--shm-size" in small.remedy
     assert "no /dev/shm" in probe.memory(machine_facts(shm_free_gb=None)).problems[0].what
+
+
+def test_ranks_of_the_machine_and_what_keeps_them_from_their_memory(monkeypatch):
+    monkeypatch.setattr(probe, "preferred_nodes", lambda: ())
+    two = probe.ranks(made_up_machine(2, 8))
+    assert two.problems == () and two.summary == (
+        "eprt serve starts 2 on CPUs: CPUs 0-7, memory of NUMA node 0, 8 threads (--bind core); "
+        "CPUs 8-15, memory of NUMA node 1, 8 threads (--bind core)"
+    )
+    assert [binding["nodes"] for binding in two.facts["bindings"]] == [(0,), (1,)]
+
+    def refuse():
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(probe, "preferred_nodes", refuse)
+    (refused,) = probe.ranks(made_up_machine(2, 8)).problems
+    assert "memory policies are refused (Operation not permitted)" in refused.what and not refused.fatal
+    assert refused.remedy.startswith("docker run --cap-add SYS_NICE")
+    assert probe.ranks(made_up_machine(1, 8)).problems == (), "one node needs no policy"
 
 
 def test_mpirun_missing_hidden_refusing_failing_hanging_or_foreign(tmp_path, monkeypatch):

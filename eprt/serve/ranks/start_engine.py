@@ -9,6 +9,7 @@ import logging
 from dataclasses import replace
 
 import eprt
+from eprt.bind import Binding, bind, far_memory
 from eprt.serve.fingerprint import fingerprint
 from eprt.serve.options import OptionError, ServeOptions
 from eprt.serve.ranks import messages as msg
@@ -32,11 +33,10 @@ def wait_admitted(channel: Channel) -> None:
 def load(options: ServeOptions, group, channel: Channel, first_rank: int = 0):
     """This rank's engine, ready to step. Collective, but for a rank that joins. Rank 0 shows its progress.
     first_rank: ranks of this host that are in other instances, before this one's."""
-    from eprt.bind import bind as bind_to_cores
-
     config, place = options.engine, first_rank + group.rank
-    binding = bind_to_cores(options.bind, lambda me: _sharers(me, group, place))
-    level = logging.INFO if group.rank == 0 else logging.DEBUG
+    binding = bind(options.bind, lambda me: _sharers(me, group, place))
+    # Where ranks have memory of their own, it is worth a line for each.
+    level = logging.INFO if group.rank == 0 or binding.nodes else logging.DEBUG
     _log.log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
     if binding.warning and group.rank == 0:
         _log.warning("%s", binding.warning)
@@ -53,6 +53,8 @@ def load(options: ServeOptions, group, channel: Channel, first_rank: int = 0):
     tell_memory(config, group)
     with loading_progress() if group.rank == 0 else contextlib.nullcontext() as show:
         engine = Engine(config, group, progress=show)
+    if config.device == "cpu":
+        _tell_far_memory(binding, group)
     if options.max_lost_ranks:
         engine.membership.require_changeable()
     if options.join_address is not None:
@@ -63,6 +65,13 @@ def load(options: ServeOptions, group, channel: Channel, first_rank: int = 0):
     channel.send(msg.Ready(_info(engine)))
     channel.send(msg.StepReport([], engine.stats()))
     return engine
+
+
+def _tell_far_memory(binding: Binding, group) -> None:
+    """On which NUMA nodes the weights have come to lie: memory is preferred on the rank's own, not forced there."""
+    text, is_far = far_memory(binding.nodes) if binding.nodes else ("", False)
+    if text:
+        _log.log(logging.WARNING if is_far else logging.INFO, "[rank %d/%d] memory: %s", group.rank, group.size, text)
 
 
 def _sharers(me: tuple[str, int, list[int]], group, place: int) -> list[tuple[str, int, list[int]]]:

@@ -13,5 +13,10 @@ def test_one_for_each_numa_node(nodes, ranks):
         assert default_ranks(made_up_machine(nodes, cores)) == ranks
 
 
+@pytest.mark.parametrize(("quota", "ranks"), [(0.5, 1), (1.5, 1), (2.0, 2), (3.9, 2), (4.0, 4), (64.0, 4)])
+def test_no_more_than_the_container_has_time_for(quota, ranks):
+    assert default_ranks(made_up_machine(4, 8, quota=quota)) == ranks
+
+
 def test_of_this_machine():
     assert default_ranks() >= 1
