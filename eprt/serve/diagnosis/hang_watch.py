@@ -14,7 +14,8 @@ from eprt.serve.ranks.rank import Rank
 
 LOOK_S = 0.25
 # How long a rank may be waited for: while its heartbeat is missing; while it lives and uses no core; and while nobody
-# waits for it, which on a crowded machine may be chance.
+# waits for it, which on a crowded machine may be chance. One that has just loaded may be late with its first heartbeat
+# up to the deadline of the ranks' waits.
 _MISSING_S, _IDLE_S, _UNNOTICED_S = 1.5, 5.0, 5.0
 _LATE_LOOK_S = 4 * LOOK_S  # this process itself was held up: heartbeats may wait in its sockets
 _USUAL = 3  # a rank that computes may take so many times as long as one ever did
@@ -44,6 +45,7 @@ class HangWatch:
         self._not_before_s = 0.0
         self._longest_s = 0.0  # for which a rank that computed was waited for and came
         self._awaited_s: dict[tuple[int, ...], float] = {}  # in the latest look: culprit -> how long
+        self._begins: set[int] = set()  # ranks without a heartbeat so far
         self.hangs: tuple[Hang, ...] = ()  # that last, in rank order
         self.standings: Mapping[int, Standing] = {}  # of all ranks, at the latest look
 
@@ -56,6 +58,7 @@ class HangWatch:
         if now_s < self._not_before_s:
             return False
         standings = {rank.rank: rank.standing(now_s) for rank in ranks}
+        self._begins = {rank.rank for rank in ranks if rank.beat is None}
         culprits = find_culprits(standings)
         for rank in ranks:  # what the kernel says is looked up of those only that may be to blame
             if any(rank.rank in culprit.ranks for culprit in culprits) and (state := rank.process_state()):
@@ -98,7 +101,7 @@ class HangWatch:
         if stood is None:  # the rank takes no part any more
             return False
         if culprit.first is None:
-            return stood.heard_s >= _UNNOTICED_S
+            return stood.heard_s >= (self._deadline_s if culprit.rank in self._begins else _UNNOTICED_S)
         if not culprit.is_circle and is_missing(stood):
             return culprit.waited_s >= _MISSING_S
         if stood.state == "computes":

@@ -28,7 +28,7 @@ class Standstill:
                 instance.pool.lose(rank, "hangs, and is killed", evidence)
             for rank in instance.pool.members:
                 if rank.is_far:
-                    if rank.beat is not None and time.monotonic() - rank.beat_s > _SILENCE_S:
+                    if rank.info is not None and time.monotonic() - rank.beat_s > _SILENCE_S:
                         instance.pool.lose(rank, f"was not heard of for {_SILENCE_S:g} s, and is given up")
                     continue
                 looks = self._stopped_looks.pop(rank.pid, 0) + 1 if rank.is_stopped else 0

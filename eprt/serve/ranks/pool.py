@@ -295,7 +295,7 @@ class RankPool:
                 for output in outputs:
                     self.sequences.add_output(rank.rank, output)
             case msg.Ready(info):
-                rank.info = info
+                rank.on_loaded(info)
                 if self.ready.is_set():
                     self.elasticity.on_loaded(rank)
                 elif len(self.ranks) == self.num_ranks and all(r.info for r in self.ranks.values()):

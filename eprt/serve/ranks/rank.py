@@ -33,7 +33,7 @@ class Rank:
     heard_s: float = field(default_factory=time.monotonic)  # of its latest message, heartbeats apart
     pinged_s: float = 0.0  # when it was asked for a sign of life
     beat: msg.Heartbeat | None = None  # the latest
-    beat_s: float = field(default_factory=time.monotonic)  # when it came
+    beat_s: float = field(default_factory=time.monotonic)  # when it came; before the first: since when it is due
     computes: bool = False  # between the latest two its process used a core
     left: bool = False  # it said Bye
     lost: bool = False  # it went without a Bye
@@ -44,6 +44,10 @@ class Rank:
 
     def send(self, *messages: msg.ToRank) -> None:
         self.transport.write(b"".join(map(msg.pack, messages)))
+
+    def on_loaded(self, info: msg.EngineInfo) -> None:
+        """Heartbeats begin: while a rank loads, compiles and warms up it gives none."""
+        self.info, self.beat_s = info, time.monotonic()
 
     def on_beat(self, beat: msg.Heartbeat) -> None:
         now_s = time.monotonic()

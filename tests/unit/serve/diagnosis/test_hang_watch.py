@@ -22,12 +22,14 @@ class Watched:
         self.watch = HangWatch(WINDOW_S, DEADLINE_S)
         self.standings = {rank: Standing(0.1) for rank in range(num_ranks)}
         self.states: dict[int, str] = {}
+        self.begins: set[int] = set()  # ranks without a heartbeat so far
         self.look()
 
     def ranks(self) -> list[Any]:
         return [
             SimpleNamespace(
                 rank=rank,
+                beat=None if rank in self.begins else "any",
                 standing=lambda _, rank=rank: self.standings[rank],
                 process_state=lambda rank=rank: self.states.get(rank, ""),
             )
@@ -82,6 +84,28 @@ def test_a_rank_that_takes_long_and_comes_may_take_longer_the_next_time_but_is_n
     assert watched.all_wait_for(3, 9.0, computes) == () == watched.all_wait_for(3, 0.1, computes)
     assert watched.all_wait_for(3, 15.0, computes) == ()
     assert watched.all_wait_for(3, 0.6 * DEADLINE_S + 0.1, computes) == (3,)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7])
+def test_a_rank_that_has_just_loaded_has_until_the_deadline_for_its_first_heartbeat(monkeypatch, num_ranks):
+    watched = Watched(monkeypatch, num_ranks)
+    watched.begins.add(0)
+    for late_s in (5.1, DEADLINE_S - 0.1):
+        watched.standings[0] = Standing(late_s)
+        assert not watched.look() and watched.watch.hangs == (), late_s
+    watched.standings[0] = Standing(DEADLINE_S)
+    assert watched.look() and [hang.culprit.rank for hang in watched.watch.hangs] == [0]
+    watched.begins.clear()
+    watched.standings[0] = Standing(0.1)
+    assert watched.look() and watched.watch.hangs == (), "it has come"
+    watched.standings[0] = Standing(5.1)
+    assert watched.look() and [hang.culprit.rank for hang in watched.watch.hangs] == [0], "as before"
+
+
+def test_a_rank_without_a_first_heartbeat_for_which_others_wait_is_named_at_once(monkeypatch):
+    watched = Watched(monkeypatch)
+    watched.begins.add(1)
+    assert watched.all_wait_for(1, 1.6, Standing(2.1)) == (1,)
 
 
 def test_a_stopped_process_needs_no_missed_heartbeat(monkeypatch):

@@ -41,9 +41,14 @@ def test_a_rank_of_another_host_is_given_up_for_its_silence(monkeypatch, capsys)
         standstill, far = Standstill(), fleet.given["decode-0"]
         monkeypatch.setattr(Rank, "is_far", property(lambda rank: rank is far))
         monkeypatch.setattr(Rank, "is_stopped", property(lambda rank: rank is far))  # by the pid of somebody else here
+        info, far.info = far.info, None
+        far.beat_s -= 3600.0
         for _ in range(9):
             standstill.look(fleet.living)
         assert fleet.instances["decode-0"].state == "ready", "it may load for as long as it needs"
+        assert info is not None
+        far.on_loaded(info)
+        standstill.look(fleet.living)
         far.on_beat(msg.Heartbeat(asleep=True, cpu_s=0.0))
         standstill.look(fleet.living)
         assert fleet.instances["decode-0"].state == "ready"

@@ -11,6 +11,7 @@ import pytest
 from eprt.engine.outputs import TokenOutput
 from eprt.engine.sampling_params import SamplingParams
 from eprt.ep.migration.job import MigrationJob
+from eprt.serve.diagnosis.hang_watch import HangWatch
 from eprt.serve.errors import ApiError
 from eprt.serve.flags import parse_options
 from eprt.serve.options import FrontendConfig
@@ -23,9 +24,11 @@ from eprt.serve.ranks.messages import (
     BrokenInvariant,
     Bye,
     Drain,
+    EngineInfo,
     Fatal,
     Hello,
     Migrate,
+    Ready,
     RoutingReply,
     StepReport,
     Stop,
@@ -181,6 +184,25 @@ def test_a_rank_stalls_when_it_has_work_and_is_silent(monkeypatch):
     assert pool.stalled_ranks() == [pool.ranks[0]], "rank 1 has no work"
     report(pool, 0)
     assert pool.stalled_ranks() == []
+
+
+def test_ranks_that_loaded_for_long_are_not_taken_for_ranks_that_hang():
+    """They say Hello before they load, and give heartbeats once they have."""
+    pool = serving_pool()
+    pool.set_state("loading", "the model is loading")
+    pool.ready.clear()
+    for rank in pool.ranks.values():
+        rank.beat_s -= 600.0
+    info = EngineInfo(640, 64, 640, (0, 0), 4, (1,), [[0, 1]])
+    for rank in pool.ranks.values():
+        pool.on_message(rank, Ready(info))
+    assert pool.state == "serving" and pool.infos == [info, info]
+    watch = HangWatch(10.0, 30.0)
+    assert not watch.look(pool.members, 0) and watch.hangs == ()
+    for rank in pool.members:
+        rank.beat_s -= 40.0
+    assert watch.look(pool.members, 0), "one that is stuck behind loading meets the deadline"
+    assert [hang.culprit.rank for hang in watch.hangs] == [0, 1]
 
 
 def test_broken_invariants_are_counted_and_logged(caplog):

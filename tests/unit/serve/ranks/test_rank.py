@@ -82,3 +82,16 @@ def test_the_kernel_says_whether_a_process_of_this_host_stands_still(process):
     assert rank.process_state() == "ended"
     process.wait(200)
     assert rank.process_state() == ""
+
+
+def test_heartbeats_are_due_once_the_rank_has_loaded(monkeypatch):
+    """However long it loaded, compiled and warmed up: it gave none meanwhile."""
+    now_s = 100.0
+    monkeypatch.setattr("eprt.serve.ranks.rank.time.monotonic", lambda: now_s)
+    rank = Rank(0, 1, "elsewhere", Mock(), beat_s=now_s)
+    now_s += 600.0
+    rank.on_loaded(Mock())
+    assert rank.standing(now_s) == Standing(0.0)
+    assert rank.standing(now_s + 7.0) == Standing(7.0), "it is stuck before its first one"
+    rank.on_beat(Heartbeat(asleep=True, cpu_s=1.0))
+    assert rank.standing(now_s) == Standing(0.0, state="asleep")
