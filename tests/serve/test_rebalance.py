@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -93,6 +94,7 @@ def test_a_skewed_load_is_balanced_by_itself_and_no_answer_changes(server, http)
     assert did["saving_us"] > did["cost_us"] > 0 and did["lifetime_steps"] > 0
     assert state["migration"]["state"] == "done" and state["epoch"] > placement["epoch"]
     assert http.post("/v1/eprt/rebalance", json={"mode": "off"}).json()["mode"] == "off"
+    settle(http)  # it may have decided once more before that
     log = server.output()
     for verdict in ("dry_run: worth it; dry run", "migrate: worth it"):
         assert re.search(rf"rebalance {verdict} \(max/mean 1\.\d+ -> 1\.\d+, saves", log)
@@ -158,12 +160,13 @@ def test_the_daemon_balances_and_survives_the_death_and_return_of_the_server(ser
     """Last: it kills the server. The next one, on the same port, has two ranks."""
     port, problems = server.url.rpartition(":")[2], []
     command = [sys.executable, "-m", "eprt.cli", "balancer", "--url", server.url, "--interval", "0.5", "--json"]
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.NamedTemporaryFile("w") as output:
         daemon = subprocess.Popen([*command, "--min-gain", "0"], stdout=output, stderr=subprocess.PIPE, text=True)
 
         def states() -> list[dict]:
-            output.seek(0)
-            return [json.loads(line) for line in output if line.endswith("\n")]
+            # Opened anew: the daemon writes on from wherever this file's own position is.
+            lines = Path(output.name).read_text().splitlines(keepends=True)
+            return [json.loads(line) for line in lines if line.endswith("\n")]
 
         try:
             with skewed_load(server.url, problems):
