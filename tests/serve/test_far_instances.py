@@ -45,6 +45,7 @@ class Here:
         self.server, self.host = server, host
         self.alone = ask_all(server, range(16))
         self.url = server.url.replace("127.0.0.1", host.here)
+        self._joined: list[subprocess.Popen[str]] = []
 
     def join(self, role: str, *arguments: str, key: str = "secret") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "eprt.serve.join", self.url, "--role", role, "--api-key", key, *arguments]
@@ -55,11 +56,18 @@ class Here:
     def joined(self, role: str) -> tuple[str, subprocess.Popen[str]]:
         """The name of an instance of the other host that takes part, and the process that ends with it."""
         process = self.join(role)
+        self._joined.append(process)
         assert process.stdout is not None
         name = process.stdout.readline().split()[2]
         threading.Thread(target=process.communicate, daemon=True).start()
         wait_until(lambda: state_of(self.server, name) == "ready", name)
         return name, process
+
+    def close(self) -> None:
+        """Nobody of the other host outlives the server."""
+        for process in self._joined:
+            process.kill()
+            process.wait()
 
     def handoffs(self) -> dict[str, Any]:
         return wait_quiet(self.server)["handoffs"]
@@ -94,7 +102,9 @@ class Here:
 def here(request, host) -> Iterator[Here]:
     flags = (*FLAGS, "--host", "0.0.0.0", "--join-address", "0.0.0.0:0", "--page-reader", request.param)
     with RunningServer(MODEL, 0, *flags, timeout_s=2 * PATIENCE_S) as server:
-        yield Here(server, host)
+        made = Here(server, host)
+        yield made
+        made.close()
 
 
 def test_answers_are_the_same_whichever_host_computes_them(here):

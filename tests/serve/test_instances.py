@@ -18,6 +18,7 @@ from tests.serve.processes import PATIENCE_S, wait_until
 from tests.unit.cases import MODEL
 
 FLAGS = ("--prefill", "1", "--decode", "2", "--local-prefill-tokens", "0", "--page-size", "8", "--restart-lost-ranks")
+ALL = ("prefill-0", "decode-0", "decode-1")
 TIERS = ("--tier", "max=500,100", "--tier", "base=600,200")
 
 
@@ -31,10 +32,34 @@ def document(server: RunningServer) -> dict[str, Any]:
     return httpx.get(f"{server.url}/v1/eprt/instances", timeout=PATIENCE_S).json()
 
 
+def wait_ready(server: RunningServer, *names: str) -> dict[str, Any]:
+    """The document once these instances are all there, and ready: one that was killed comes back by and by."""
+
+    def are_ready() -> dict[str, Any] | None:
+        now = document(server)
+        ready = {one["name"] for one in now["instances"] if one["state"] == "ready"}
+        return now if ready == set(names) == {one["name"] for one in now["instances"]} else None
+
+    return wait_until(are_ready, f"{', '.join(names)} ready")
+
+
+def wait_pulled(server: RunningServer, *names: str) -> None:
+    """Until the statistics of these instances, which ranks tell by themselves, have all the pages of the handoffs."""
+
+    def have_told() -> bool:
+        told = sum(rank["num_pulled_pages"] for name in names for rank in load_of(server, name)["ranks"])
+        return told == document(server)["handoffs"]["num_pulled"]
+
+    wait_until(have_told, "statistics of pulled pages")
+
+
+def load_of(server: RunningServer, name: str) -> dict[str, Any]:
+    return httpx.get(f"{server.url}/v1/eprt/load?instance={name}", timeout=PATIENCE_S).json()
+
+
 def rank_load(server: RunningServer, name: str) -> dict[str, Any]:
     """The statistics of an instance's only rank."""
-    load = httpx.get(f"{server.url}/v1/eprt/load?instance={name}", timeout=PATIENCE_S).json()
-    (rank,) = load["ranks"]
+    (rank,) = load_of(server, name)["ranks"]
     return rank
 
 
@@ -78,9 +103,9 @@ def test_answers_are_those_of_one_group_of_ranks(instances, alone):
     now = wait_quiet(instances)
     assert now["handoffs"]["num_done"] == 16 - sum(len(tokens) == 1 for tokens, *_ in alone)
     assert now["handoffs"]["num_failed"] == now["handoffs"]["num_late"] == 0
-    ranks = [rank_load(instances, one["name"]) for one in now["instances"]]
-    assert not any(one["num_prompt_tokens"] for one in ranks[1:]), "decode instances compute no prompt"
-    assert sum(one["num_pulled_pages"] for one in ranks[1:]) == now["handoffs"]["num_pulled"]
+    wait_pulled(instances, *ALL[1:])
+    ranks = [rank_load(instances, name) for name in ALL[1:]]
+    assert not any(one["num_prompt_tokens"] for one in ranks), "decode instances compute no prompt"
     num_prompt = sum(usage[0] for *_, usage in alone)
     wait_until(lambda: rank_load(instances, "prefill-0")["num_prompt_tokens"] == num_prompt, "its statistics")
 
@@ -117,8 +142,7 @@ def test_clients_that_leave_at_any_time_leave_nothing(instances):
 
 @pytest.mark.parametrize("name", ["decode-1", "prefill-0"])
 def test_an_instance_that_is_killed_costs_no_request_and_no_token(instances, alone, name):
-    wait_until(lambda: all(one["state"] == "ready" for one in document(instances)["instances"]), "all instances")
-    before = document(instances)
+    before = wait_ready(instances, *ALL)
     answers: list[list[tuple[Any, ...]]] = []
     asking = threading.Thread(target=lambda: answers.append(ask_all(instances, range(16))))
     asking.start()
@@ -133,6 +157,7 @@ def test_an_instance_that_is_killed_costs_no_request_and_no_token(instances, alo
 
 
 def test_what_is_of_one_instance_asks_for_its_name(instances):
+    wait_ready(instances, *ALL)
     refused = httpx.get(f"{instances.url}/v1/eprt/load", timeout=PATIENCE_S)
     assert refused.status_code == 400 and "one of decode-0, decode-1, prefill-0" in refused.text
     for path in ("placement", "diagnose", "ranks", "rebalance"):
@@ -148,7 +173,7 @@ def test_an_instance_joins_from_another_shell_and_retires(instances):
     command = [sys.executable, "-m", "eprt.serve.join", instances.url, "--role", "prefill", "-n", "1"]
     with subprocess.Popen(command, env=env.without_mpi(), stdout=subprocess.DEVNULL) as joiner:
         try:
-            wait_until(lambda: state_of(instances, "prefill-1") == "ready", "the fourth instance")
+            wait_ready(instances, *ALL, "prefill-1")
             assert len(httpx.get(f"{instances.url}/health", timeout=PATIENCE_S).json()["ranks"]) == 4
             joiner.send_signal(signal.SIGINT)
             assert joiner.wait(PATIENCE_S) == 0

@@ -16,7 +16,7 @@ import pytest
 from eprt.serve.running import RunningServer
 from tests.paths import DEMO_V4
 from tests.serve.processes import PATIENCE_S, PATIENT, wait_until
-from tests.serve.test_instances import document, leave_at_any_time, rank_load, wait_quiet
+from tests.serve.test_instances import document, leave_at_any_time, rank_load, wait_pulled, wait_quiet, wait_ready
 
 FORMATS = ("--kv-cache-dtype", "fp8", "--index-cache-dtype", "fp4")
 FLAGS = (
@@ -63,9 +63,9 @@ def test_answers_are_those_of_one_rank_and_no_prompt_is_computed_twice(instances
     now = wait_quiet(instances)
     handoffs = now["handoffs"]
     assert (handoffs["num_done"], handoffs["num_failed"], handoffs["num_late"]) == (len(LENGTHS), 0, 0)
+    wait_pulled(instances, "decode-0", "decode-1")
     ranks = [rank_load(instances, f"decode-{i}") for i in range(2)]
     assert not any(rank["num_prompt_tokens"] for rank in ranks)
-    assert sum(rank["num_pulled_pages"] for rank in ranks) == handoffs["num_pulled"]
     again = ask(instances, 513)
     assert again == alone[0][-1]
     after = wait_quiet(instances)["handoffs"]
@@ -80,8 +80,7 @@ def test_clients_that_leave_at_any_time_leave_nothing(instances):
 
 @pytest.mark.parametrize(("seed", "name"), [(1, "decode-1"), (2, "prefill-0")])
 def test_an_instance_that_is_killed_costs_no_request_and_no_token(instances, alone, seed, name):
-    wait_until(lambda: all(one["state"] == "ready" for one in document(instances)["instances"]), "all instances")
-    before = document(instances)
+    before = wait_ready(instances, "prefill-0", "decode-0", "decode-1")
     answers: list[list[tuple[Any, ...]]] = []
     asking = threading.Thread(target=lambda: answers.append(ask_all(instances, seed)))
     asking.start()

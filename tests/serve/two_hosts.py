@@ -49,7 +49,8 @@ class OtherHost:
 @contextlib.contextmanager
 def other_host() -> Iterator[OtherHost]:
     space, number = f"eprt-host{os.getpid()}", os.getpid() % 1000000
-    cards, (here, there) = [f"eh{number}x{i}" for i in range(2)], ("10.213.8.1", "10.213.8.2")
+    cards, net = [f"eh{number}x{i}" for i in range(2)], f"10.213.{8 + number % 240}"  # this machine has it, not a space
+    here, there = f"{net}.1", f"{net}.2"
     try:
         _ip("netns", "add", space)
         _ip("link", "add", cards[0], "type", "veth", "peer", "name", cards[1], "netns", space)
