@@ -31,7 +31,10 @@ def guarded(tmp_path_factory):
     trusts = ssl.create_default_context(cafile=str(certificate))
     with (
         RunningServer(folder / "latest", 1, *flags, variables=variables) as server,
-        httpx.Client(base_url=server.url, verify=trusts, timeout=PATIENCE_S) as client,
+        # A connection for each request: an idle one is closed so soon that a request may be on its way just then.
+        httpx.Client(
+            base_url=server.url, verify=trusts, timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0)
+        ) as client,
     ):
         yield server, client
     assert server.process.returncode == 0

@@ -18,7 +18,7 @@ import yaml
 
 from eprt import env
 from tests.serve.conftest import MODEL
-from tests.serve.processes import PATIENCE_S, wait_until
+from tests.serve.processes import PATIENCE_S, held, ranks_of, wait_until
 from tests.unit.cases import ROOT
 
 DEPLOY = ROOT / "examples" / "deploy"
@@ -114,11 +114,12 @@ def test_the_unit_serves_drains_and_says_so_to_systemd_and_to_probes(service):
         asking = threading.Thread(target=ask)
         asking.start()
         assert begun.wait(PATIENCE_S)
-        process.send_signal(signal.SIGTERM)  # KillMode=mixed: the main process alone
-        stopping = manager.next()
-        assert stopping["STOPPING"] == "1" and "SIGTERM" in stopping["STATUS"]
-        # Not ready, and yet alive: Kubernetes must not kill what finishes its answers.
-        assert answers() == {"startup": 503, "readiness": 503, "liveness": 200}
+        with held(ranks_of(url[1])[1]):  # the answer goes on when the probes have been asked
+            process.send_signal(signal.SIGTERM)  # KillMode=mixed: the main process alone
+            stopping = manager.next()
+            assert stopping["STOPPING"] == "1" and "SIGTERM" in stopping["STATUS"]
+            # Not ready, and yet alive: Kubernetes must not kill what finishes its answers.
+            assert answers() == {"startup": 503, "readiness": 503, "liveness": 200}
         asking.join(PATIENCE_S)
     data = [line.removeprefix("data: ") for line in events if line.startswith("data: ")]
     assert data[-1] == "[DONE]" and json.loads(data[-2])["choices"][0]["finish_reason"] == "length"

@@ -54,14 +54,14 @@ def test_a_stopped_rank_is_named_while_it_stands_still(num_ranks, tmp_path):
     culprit = num_ranks - 1
     log = ("--diagnose-dir", str(tmp_path), "--diagnose-window", "2")
     with under_load(num_ranks, *log, EPRT_TIMEOUT_S="60") as server:
-        pid = ranks_of(server.url)[culprit]
+        pid, steps, before_s = ranks_of(server.url)[culprit], num_steps(server.url), time.time()
+        wait_until(lambda: num_steps(server.url) > steps, "a step, in which nobody is waited for as long")
         with held(pid):
-            began_s = time.time()
             health = wait_until(lambda: (h := get(f"{server.url}/health"))["status"] == "degraded" and h, "the name")
             assert f"rank {culprit} (pid {pid}, " in health["reason"] and "stopped by a signal" in health["reason"]
-            first = get(f"{server.url}/v1/eprt/diagnose")["findings"][0]
+            first, named_s = get(f"{server.url}/v1/eprt/diagnose")["findings"][0], time.time()
             assert (first["kind"], first["rank"], first["cause"]) == ("hang", culprit, "stopped")
-            assert first["active"] and first["pid"] == pid and abs(first["t_start"] - began_s) < 2
+            assert first["active"] and first["pid"] == pid and before_s - 2 < first["t_start"] < named_s
             metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
             assert f'eprt_rank_silent{{rank="{culprit}"}} 1.0' in metrics
             assert 'eprt_rank_silent{rank="0"} 0.0' in metrics
@@ -77,7 +77,7 @@ def test_a_stopped_rank_is_named_while_it_stands_still(num_ranks, tmp_path):
 
 
 def test_at_the_deadline_the_headline_and_the_log_name_the_rank_that_stood_still(tmp_path):
-    with under_load(3, "--diagnose-dir", str(tmp_path), EPRT_TIMEOUT_S="5") as server:
+    with under_load(3, "--diagnose-dir", str(tmp_path), EPRT_TIMEOUT_S="10") as server:
         pid = ranks_of(server.url)[1]
         with held(pid):
             server.wait_exit()

@@ -40,11 +40,13 @@ def move_all_experts(http: httpx.Client) -> dict:
     answer = http.post("/v1/eprt/rebalance", json=body)
     assert answer.status_code == 202, answer.text
 
-    def moved() -> bool:
-        return http.get("/v1/eprt/placement").json()["physical_to_logical_map"] == rows
+    def moved() -> dict | None:
+        state = http.get("/v1/eprt/rebalance").json()
+        return None if state["migration"]["state"] in ("planning", "running") else state
 
-    wait_until(moved, "moved experts")
-    return http.get("/v1/eprt/rebalance").json()
+    state = wait_until(moved, "moved experts")
+    assert http.get("/v1/eprt/placement").json()["physical_to_logical_map"] == rows, state
+    return state
 
 
 def test_one_server_on_two_hosts(start, http):

@@ -41,7 +41,8 @@ def tokens_to(values: dict[str, float], whom: str) -> float:
 
 def are_settled(values: dict[str, float]) -> bool:
     no_page = not any(values.get(f'eprt_kv_pages_used{{rank="{rank}"}}', 1) for rank in range(4))
-    return no_page and 0 < tokens_to(values, "expert") == tokens_to(values, "rank")
+    arrived = 0 < tokens_to(values, "expert") == tokens_to(values, "rank")
+    return no_page and arrived and values["eprt_sequences"] == 0
 
 
 def test_metrics(http):
