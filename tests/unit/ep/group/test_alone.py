@@ -8,6 +8,7 @@ from pathlib import Path
 from eprt import env
 from eprt.mpirun import mpirun_command
 from tests.ranks.shared_files import is_of_no_process
+from tests.serve.processes import wait_until
 
 ALONE = """
 import psutil
@@ -31,8 +32,9 @@ def test_one_process_leaves_no_file_and_listens_nowhere(tmp_path):
     out, error = process.communicate(timeout=300)
     assert process.returncode == 0 and out.split() == ["1", "0"], (out, error)
     # Open MPI names its segments by a number of the job, and other tests make some meanwhile.
-    left = [path for path in set(Path("/dev/shm").iterdir()) - before if is_of_no_process(path)]
-    assert not left and not list(tmp_path.iterdir())
+    new = set(Path("/dev/shm").iterdir()) - before
+    wait_until(lambda: not [path for path in new if is_of_no_process(path)], f"an end of what is left of {new}")
+    assert not list(tmp_path.iterdir())
 
 
 RANKS = """

@@ -1,5 +1,6 @@
 """FdDesk: open files go to other processes of the same user."""
 
+import gc
 import os
 import pickle
 import subprocess
@@ -53,6 +54,7 @@ def test_a_file_that_is_not_there_or_a_desk_that_is_gone_is_an_error_of_the_syst
     with pytest.raises(OSError, match="no file 0 at eprt-fds-"):
         FdDesk.fetch(ticket)
     assert read(kept) == b"y"
+    gc.collect()  # files that other tests have forgotten
     before = len(os.listdir("/proc/self/fd"))
     desk.close()
     assert len(os.listdir("/proc/self/fd")) == before - 2  # the listener, and the file

@@ -42,9 +42,9 @@ class _Server(uvicorn.Server):
 
 
 async def _talk(
-    *pieces: bytes, pause_s: float = 0.0, until: bytes = b"ok", keep_alive_s: Any = 5, patience_s: float = 100
+    *pieces: bytes, pause_s: float = 0.0, until: bytes = b"ok", times: int = 1, keep_alive_s: Any = 5
 ) -> bytes:
-    """What a client is answered that sends these, until the server closes, has said `until`, or patience ends."""
+    """What a client is answered that sends these, until the server closes, or has said `until` so many times."""
     config = uvicorn.Config(
         _app,
         port=0,
@@ -63,7 +63,9 @@ async def _talk(
 
     async def listen() -> None:
         with contextlib.suppress(ConnectionResetError):  # what was closed with bytes unread
-            while not (until and answer.endswith(until)) and (data := await reader.read(65536)):
+            while not (until and answer.endswith(until) and answer.count(until) >= times) and (
+                data := await reader.read(65536)
+            ):
                 answer.extend(data)
 
     listening = asyncio.create_task(listen())
@@ -71,7 +73,7 @@ async def _talk(
         if not listening.done():  # who writes on to a closed connection loses what it was told
             writer.write(piece)
             await asyncio.sleep(pause_s)
-    await asyncio.wait((listening,), timeout=patience_s)
+    await asyncio.wait((listening,), timeout=100)
     listening.cancel()
     writer.close()
     server.should_exit = True
@@ -111,7 +113,7 @@ def test_a_head_that_comes_as_a_whole_has_the_same_bounds(lines):
 @pytest.mark.parametrize("keep_alive_s, closes", [(0.1, True), (100, False)])
 def test_an_idle_connection_waits_for_as_long_as_it_may(monkeypatch, keep_alive_s, closes):
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
-    talk = _talk(GET, GET, pause_s=0.8, until=b"", keep_alive_s=keep_alive_s, patience_s=2)
+    talk = _talk(GET, GET, pause_s=0.8, until=b"\r\n\r\nok", times=2, keep_alive_s=keep_alive_s)
     assert asyncio.run(talk).count(b"200 OK") == (1 if closes else 2)
 
 

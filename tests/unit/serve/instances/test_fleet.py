@@ -31,6 +31,17 @@ def where(fleet: GivenFleet, prompt: list[int]) -> str:
     return name
 
 
+async def sent_until_stop(fleet: GivenFleet, name: str) -> list:
+    """What the instance is sent from now on, until it is told to stop."""
+    sent = fleet.sent(name)
+    for _ in range(10_000):
+        if any(isinstance(one, msg.Stop) for one in sent):
+            break
+        await asyncio.sleep(0.01)
+        sent += fleet.sent(name)
+    return sent
+
+
 def test_it_serves_once_all_instances_of_the_start_have_loaded():
     async def life(fleet: GivenFleet) -> None:
         assert fleet.state == "loading"
@@ -184,8 +195,7 @@ def test_an_instance_joins_and_leaves_while_the_others_serve():
         assert fleet.sent("prefill-1") == [], "it still has a request"
         (request_id,) = fleet.instances["prefill-1"].pool.sequences.request_ids()
         fleet.abort(request_id)
-        await asyncio.sleep(0.1)
-        assert isinstance(fleet.sent("prefill-1")[-1], msg.Stop)
+        assert isinstance((await sent_until_stop(fleet, "prefill-1"))[-1], msg.Stop)
         fleet.on_message(fleet.given["prefill-1"], msg.Bye())
         fleet.on_closed(fleet.given["prefill-1"], False)
         assert list(fleet.instances) == ["prefill-0", "decode-0"] and fleet.num_lost == 0
@@ -207,8 +217,8 @@ def test_a_retiring_instances_requests_move_when_its_time_is_over():
         fleet.arrive(name, request_id)
         fleet.sent("prefill-0")
         fleet.retire_instance(name)
-        await asyncio.sleep(0.3)
-        assert [type(one) for one in fleet.sent(name)[-2:]] == [msg.AbortRequest, msg.Stop]
+        sent = await sent_until_stop(fleet, name)
+        assert [type(one) for one in sent[-2:]] == [msg.AbortRequest, msg.Stop]
         (again,) = fleet.sent("prefill-0")
         assert again.generated == [40] and again.hands_over and generation.num_moved == 1
 
