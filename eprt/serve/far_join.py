@@ -3,8 +3,11 @@
 Knows nothing of the processes that it starts then.
 """
 
+import errno
 import os
 import socket
+import ssl
+import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -19,6 +22,10 @@ from eprt.serve.instances.far_joins import FarJoinAnswer, FarJoinRequest
 from eprt.serve.options import RankConfig
 
 _ANSWER_S = 10.0
+# A link that comes up, or a neighbour that was not asked for its address yet, is a matter of seconds. A refusal is not:
+# that host is there, and says so at once.
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+_AGAIN_S, _AGAIN_EVERY_S = 5.0, 0.5
 
 
 def is_of_this_host(url: str) -> bool:
@@ -60,13 +67,39 @@ def _post(url: str, question: FarJoinRequest, api_key: str | None) -> FarJoinAns
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     request = urllib.request.Request(url, msgspec.json.encode(question), headers, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
-            return msgspec.json.decode(answer.read(), type=FarJoinAnswer)
-    except urllib.error.HTTPError as error:
-        raise ValueError(f"{url}: {_words(error)}") from None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ValueError(f"{url}: {getattr(error, 'reason', error)}") from None
+    give_up_s = time.monotonic() + _AGAIN_S
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
+                return msgspec.json.decode(answer.read(), type=FarJoinAnswer)
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{url}: {_words(error)}") from None
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"{url}: {error}") from None
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            if getattr(reason, "errno", None) not in _UNREACHABLE or time.monotonic() > give_up_s:
+                raise ValueError(f"{url}: {_why_unreachable(url, reason)}") from None
+            time.sleep(_AGAIN_EVERY_S)
+
+
+def _why_unreachable(url: str, reason: OSError | str) -> str:
+    """With what to look at."""
+    at = urlsplit(url)
+    why = (isinstance(reason, OSError) and reason.strerror) or reason
+    if isinstance(reason, socket.gaierror):
+        return f"no address is known here for {at.hostname} ({why}): check the name, or give an address"
+    if isinstance(reason, ssl.SSLError):
+        return f"{reason}: is it http:// or https://, and is the server's certificate known here?"
+    if isinstance(reason, ConnectionRefusedError):
+        return (
+            f"nothing of {at.hostname} takes connections at port {at.port or 80} ({why}): is the server up, is that "
+            "its HTTP port, and was it started with a --host that other hosts reach (0.0.0.0)?"
+        )
+    return (
+        f"{at.hostname} cannot be reached from this host ({why}): is that host up, is the address right, and do "
+        "routes and firewalls let this host through to its port?"
+    )
 
 
 def _words(error: urllib.error.HTTPError) -> str:

@@ -195,7 +195,8 @@ def _ask(
         except (OSError, ValueError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error
             raise JoinError(
-                f"{url}: no server of this host with --max-lost-ranks or --decode takes ranks at port {port} ({why})"
+                f"{url}: no server of this host with --max-lost-ranks or --decode takes ranks at port {port} ({why}): "
+                "is it up, is that its HTTP port, and is this the same network namespace (container)?"
             ) from None
         if answer.config is None:
             raise JoinError(f"{url}: {answer.error}")

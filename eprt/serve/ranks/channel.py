@@ -89,8 +89,9 @@ def connect(endpoint: str, timeout_s: float) -> socket.socket:
             return sock
         except OSError as error:
             if time.monotonic() > deadline:
+                look = "" if kind == "unix" else "; do routes and firewalls let this host through to that port?"
                 raise ConnectionError(
-                    f"cannot reach the frontend at {endpoint} within {timeout_s:g} s: {error}"
+                    f"cannot reach the frontend at {endpoint} within {timeout_s:g} s: {error}{look}"
                 ) from None
             time.sleep(0.1)
 

@@ -1,5 +1,11 @@
 """`eprt join` of another host: what it asks, and what is wrong in one line."""
 
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import urllib.error
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -76,8 +82,56 @@ def test_a_model_that_is_elsewhere_here_is_named(url, tmp_path):
 
 
 def test_a_server_that_does_not_answer_is_named():
-    with pytest.raises(ValueError, match=r"http://127.0.0.1:1/v1/eprt/instances/join: .*refused"):
+    with pytest.raises(ValueError, match=r"http://127.0.0.1:1/v1/eprt/instances/join: .*refused\): is the server up"):
         far_join.ask_server("http://127.0.0.1:1", "decode", 1, None, None)
+
+
+@pytest.mark.parametrize(
+    "reason, words",
+    [
+        (
+            OSError(errno.EHOSTUNREACH, "No route to host"),
+            r"node7 cannot be reached .*\(No route to host\): is that host",
+        ),
+        (TimeoutError("timed out"), r"node7 cannot be reached from this host \(timed out\): is that host up"),
+        (socket.gaierror(-2, "Name or service not known"), r"no address is known here for node7 \(Name .*: check the"),
+        (
+            ConnectionRefusedError(111, "Connection refused"),
+            r"nothing of node7 takes .* port 8000 .* --host that other",
+        ),
+        (ssl.SSLError(1, "WRONG_VERSION_NUMBER"), "is it http:// or https://"),
+    ],
+)
+def test_what_to_look_at_is_told(monkeypatch, reason, words):
+    def fail(*_, **__):
+        raise urllib.error.URLError(reason)
+
+    monkeypatch.setattr(far_join, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(far_join, "_AGAIN_EVERY_S", 0.0)
+    monkeypatch.setattr(far_join.urllib.request, "urlopen", fail)
+    with pytest.raises(ValueError, match=words) as caught:
+        far_join.ask_server("http://node7:8000", "decode", 1, None, None)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "number, num_asked", [(errno.EHOSTUNREACH, 3), (errno.ENETUNREACH, 3), (errno.ECONNREFUSED, 1)]
+)
+def test_only_a_host_that_cannot_be_reached_yet_is_asked_again(monkeypatch, url, number, num_asked):
+    asked, urlopen = [], far_join.urllib.request.urlopen
+
+    def comes_up(*given, **options):
+        asked.append(given)
+        if len(asked) < 3:
+            raise urllib.error.URLError(OSError(number, os.strerror(number)))
+        return urlopen(*given, **options)
+
+    monkeypatch.setattr(far_join, "_AGAIN_EVERY_S", 0.0)
+    monkeypatch.setattr(far_join.urllib.request, "urlopen", comes_up)
+    with pytest.raises(ValueError) if num_asked == 1 else contextlib.nullcontext():
+        ask(url, msgspec.json.encode(answer()))
+    assert len(asked) == num_asked
+    _Server.answers.clear()
 
 
 @pytest.mark.parametrize(

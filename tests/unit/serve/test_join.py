@@ -24,6 +24,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         (["http://127.0.0.1:99999"], "http://127.0.0.1:99999: give the server's URL with its port"),
         (["http://127.0.0.1:x"], "http://127.0.0.1:x: give the server's URL with its port"),
         (["http://127.0.0.1:1"], "no server of this host with --max-lost-ranks or --decode takes ranks at port 1"),
+        (["http://127.0.0.1:1"], "(Connection refused): is it up, is that its HTTP port, and is this the same network"),
         (["http://["], "http://[: give the server's URL with its port"),
         (["http://[", "--role", "decode"], "http://[: give the server's URL with its port"),
         (["http://" + "a" * 70 + ":1", "--role", "decode"], "no server of this host"),
