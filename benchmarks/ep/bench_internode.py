@@ -20,18 +20,18 @@ A rank that hangs or dies is named, with the wait that it ended.
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.ep.internode_model import InternodeCase, card_leg, fastest_card_GBps
 from benchmarks.ep.internode_needs import Need, nvshmem_needs
+from benchmarks.ep.wire_ranks import WireRanks
 from benchmarks.tools.report import BenchmarkReport
 from eprt import env
 from eprt.cluster.crossings import ExpertChoice
-from eprt.ep.wire.meeting import is_loopback, listen_for_ranks, parse_address
+from eprt.ep.wire.meeting import is_loopback, parse_address
 from eprt.ep.wire.options import WireOptions
 
 NUM_RANKS = 0
@@ -168,80 +168,18 @@ def print_report(report: BenchmarkReport, folder: str | None) -> None:
 
 def run_nodes(arguments: argparse.Namespace, wire: WireOptions, nodes: int) -> list[dict[str, float]] | str:
     """Each case's columns, which all ranks know; or in one line which rank was lost or hung, and in which wait."""
-    per_node, size = arguments.ranks_per_node, nodes * arguments.ranks_per_node
+    per_node = arguments.ranks_per_node
     address = arguments.dist_init_addr
     if address is not None and not is_loopback(parse_address(address)[0]) and not env.get("EPRT_GROUP_KEY"):
         raise ValueError(f"whoever reaches {address} could join: set EPRT_GROUP_KEY to the same secret on all hosts")
     wires = [_text(arguments)]
     if wire.kind == "paced" and wire.gbps:
         wires.append(f"paced:threads={wire.threads},ring={wire.ring},arena_kib={wire.arena_kib}")
-    listeners = [listen_for_ranks("127.0.0.1", 0) for _ in wires if address is None]
-    addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners] or [address]
-    ranks = range(size) if arguments.nnodes == 1 else range(arguments.node_rank * per_node, size)[:per_node]
-    variables = {**env.without_mpi(), "EPRT_TIMEOUT_S": f"{arguments.timeout_s:g}"}
-    if arguments.nnodes == 1:
-        variables["EPRT_RANKS_PER_NODE"] = str(per_node)
-    case = {name: vars(arguments)[name] for name in ("tokens", "hidden", "experts", "top_k", "calls")}
-    processes = []
-    for rank in ranks:
-        fds = [listener.fileno() for listener in listeners if rank == 0]
-        groups = list(zip(addresses, wires, fds or [None] * len(wires)))
-        given = {"groups": groups, "rank": rank, "size": size, **case}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", _RANK, json.dumps(given)],
-                env=variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                pass_fds=fds,
-            )
-        )
-    for listener in listeners:
-        listener.close()
-    return _collect(dict(zip(ranks, processes)), arguments.timeout_s)
-
-
-def _collect(processes: dict[int, subprocess.Popen], timeout_s: float) -> list[dict[str, float]] | str:
-    said: dict[int, dict] = {}
-    hung: list[int] = []
-    try:
-        for rank, process in processes.items():
-            failed = any("error" in one for one in said.values())
-            try:
-                output, errors = process.communicate(timeout=timeout_s + _GRACE_S if failed else None)
-            except subprocess.TimeoutExpired:
-                hung.append(rank)
-                continue
-            if output.startswith("{"):
-                said[rank] = json.loads(output)
-            else:
-                last = errors.strip().splitlines()[-1:] or [""]
-                how = f"killed by signal {-process.returncode}" if process.returncode < 0 else last[0]
-                said[rank] = {"error": f"rank {rank} ended: {how}", "rank": rank}
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
-    if hung or any("error" in one for one in said.values()):
-        return describe_loss(said, hung)
-    return next(iter(said.values()))["cases"]
-
-
-def describe_loss(said: dict[int, dict], hung: list[int]) -> str:
-    """Which rank it was, and the wait of another that it ended. said: by rank, of those that have ended."""
-    errors = [one for one in said.values() if "error" in one]
-    ended = [one for one in errors if "rank" in one]
-    waiting = [one for one in errors if "peer" in one]
-    # Who was waited for, and itself waited for nobody: the others wait behind it.
-    culprits = [one for one in waiting if one["peer"] in hung or "peer" not in said.get(one["peer"], {})]
-    told = (culprits or waiting or errors)[0]["error"] if errors else ""
-    if ended:
-        return f"{ended[0]['error']}; {told}" if told != ended[0]["error"] else told
-    if hung:
-        names = ", ".join(map(str, hung))
-        return f"rank {names} hung: {told}"
-    return told
+    first = arguments.node_rank * per_node
+    ranks = WireRanks(_RANK, nodes, per_node, wires, arguments.timeout_s, arguments.timeout_s + _GRACE_S)
+    if arguments.nnodes > 1:
+        ranks = replace(ranks, meeting=address, here=range(first, first + per_node))
+    return ranks.run({name: vars(arguments)[name] for name in ("tokens", "hidden", "experts", "top_k", "calls")})
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@
 Knows nothing of the model.
 """
 
-import json
-import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -15,23 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.ep.wire_rank import CountingGroup, run_rank
 from benchmarks.tools.timing import Timing
 from eprt.ep.config import EPConfig
-from eprt.ep.errors import EPError, EPTimeoutError, RankLostError
 from eprt.ep.registry import make_backend
-from eprt.ep.wire.wire_group import WireGroup
 
 _WARMUP = 3
-
-
-class CountingGroup(WireGroup):
-    """Counts what this rank gives to the wire."""
-
-    sent_bytes = 0
-
-    def isend(self, buffer: np.ndarray, peer: int, tag: int):
-        self.sent_bytes += buffer.nbytes
-        return super().isend(buffer, peer, tag)
 
 
 @dataclass
@@ -46,13 +33,13 @@ class Candidate:
 
     def call(self, x_TH: torch.Tensor, slot_idx_TK: torch.Tensor, weights_TK: torch.Tensor, counts: bool) -> None:
         group, backend, before = self.group, self.backend, self.group.sent_bytes
-        group.barrier()
+        group.start_together()
         start_s = time.perf_counter()
         handle = backend.dispatch_send(x_TH, slot_idx_TK, weights_TK)
         received = backend.dispatch_recv(handle)
         dispatch_s = time.perf_counter() - start_s
         y_RH = backend.combine_buffer(handle, received)
-        group.barrier()
+        group.start_together()
         start_s = time.perf_counter()
         backend.combine_send(y_RH, handle)
         backend.combine_recv(handle)
@@ -93,28 +80,9 @@ def measure_case(groups: list[CountingGroup], case: dict[str, Any], tokens: int)
     return columns
 
 
-def main() -> int:
-    case = json.loads(sys.argv[1])
-    torch.set_num_threads(1)
-    groups: list[CountingGroup] = []
-    try:
-        for meeting, wire, listener_fd in case["groups"]:
-            listener = None if listener_fd is None else socket.socket(fileno=listener_fd)
-            groups.append(CountingGroup(meeting, case["rank"], case["size"], wire=wire, listener=listener))
-        cases = [measure_case(groups, case, tokens) for tokens in case["tokens"]]
-    except (EPError, ValueError, OSError) as error:
-        said: dict[str, Any] = {"error": str(error)}
-        if isinstance(error, EPTimeoutError):
-            said["peer"] = error.peer
-        if isinstance(error, RankLostError):
-            said["peer"] = error.lost
-        print(json.dumps(said), flush=True)
-        return 1
-    print(json.dumps({"cases": cases}), flush=True)
-    for group in groups:
-        group.close()
-    return 0
+def measure(groups: list[CountingGroup], case: dict[str, Any]) -> list[dict[str, float]]:
+    return [measure_case(groups, case, tokens) for tokens in case["tokens"]]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_rank(measure))

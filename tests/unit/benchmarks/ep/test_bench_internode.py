@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ep import bench_internode
-from benchmarks.ep.bench_internode import PACED, describe_loss, main
+from benchmarks.ep.bench_internode import PACED, main
 from benchmarks.ep.internode_model import InternodeCase, card_leg
 from benchmarks.ep.internode_needs import has_relaxed_ordering, nvshmem_needs
+from benchmarks.ep.wire_ranks import describe_loss
 from eprt.cluster.crossings import ExpertChoice
 from eprt.ep.wire.options import WireOptions
 

@@ -25,7 +25,8 @@ def test_benchmarks_are_found_by_their_constants(tmp_path):
 
 def test_no_benchmark_is_overlooked():
     """Whatever has a main of its own is a benchmark, or draws or prints what one wrote, or is started by one."""
-    tools = {"fault_tables", "generation_picture", "layer_timeline", "gpu_disturbance", "figures", "internode_rank"}
+    tools = {"fault_tables", "generation_picture", "layer_timeline", "gpu_disturbance", "figures"}
+    tools |= {"internode_rank", "affinity_rank"}
     runnable = {
         path.stem for path in FOLDER.glob("*/*.py") if re.search(r"^if __name__ ==", path.read_text(), re.MULTILINE)
     }
