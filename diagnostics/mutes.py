@@ -47,6 +47,8 @@ class MuteChange:
             fields = json.loads(body)
         except ValueError as error:
             raise ValueError(f"the body is not JSON: {error}") from None
+        except RecursionError:
+            raise ValueError("the body is nested too deeply") from None
         if not isinstance(fields, dict) or not isinstance(place := fields.get("place"), str) or "until" not in fields:
             raise ValueError("the body must be an object with place and until (null: the mute ends)")
         until, note = fields["until"], fields.get("note", "")
@@ -157,6 +159,8 @@ class MuteFile:
             return []
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from None
+        except RecursionError:
+            raise ValueError(f"{self.path}: nested too deeply") from None
         if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("mutes"), list):
             raise ValueError(f"{self.path}: not an object of schema {SCHEMA} with a list of mutes")
         try:

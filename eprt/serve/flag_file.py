@@ -22,11 +22,15 @@ def with_flags_of_file(parser: argparse.ArgumentParser, argv: list[str]) -> list
     by_flag = {flag: action for action in parser._actions for flag in action.option_strings}
     given = {action.dest for word in argv if (action := by_flag.get(word.partition("=")[0])) is not None}
     words: list[str] = []
+    read: set[str] = set()
     for key, value in _read(path).items():
         flag = "--" + str(key).replace("_", "-").lstrip("-")
         action = by_flag.get(flag)
         if action is None or action.dest in ("config", "help"):
             raise ValueError(f"--config {path}: {key}: there is no flag {flag} for a file; --help lists the flags")
+        if action.dest in read:
+            raise ValueError(f"--config {path}: {key}: the file says this twice; say it once")
+        read.add(action.dest)
         if action.dest not in given:
             words += _words(f"--config {path}: {key}", flag, action, value)
     return [*words, *argv]
@@ -54,6 +58,8 @@ def _read(path: str) -> dict[str, Any]:
         raise ValueError(f"--config {path}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise ValueError(f"--config {path}: is not {suffix[1:].upper()}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ValueError(f"--config {path}: is nested too deeply") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -62,12 +68,18 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _parse_yaml(text: str) -> Any:
+    """ValueError also for a key that stands twice: YAML forbids it, and the parser would drop the first in silence."""
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        keys = [str(key.value) for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
+    if twice := next((key for i, key in enumerate(keys) if key in keys[:i]), None):
+        raise ValueError(f"{twice} stands twice; say it once")
+    return content
 
 
 def _words(where: str, flag: str, action: argparse.Action, value: Any) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eprt.balancer import Placement
-from eprt.serve.errors import invalid, shortened, unsupported
+from eprt.serve.errors import invalid, quoted, shortened, unsupported
 from eprt.serve.openai.parsing import decode_body
 
 _PLACEMENT_FIELDS = {"physical_to_logical_map", "num_gpus", "num_nodes", "epoch", "metrics", "slot_weight"}
@@ -38,7 +38,7 @@ def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
     or {"cancel": true}, or {"mode": "auto"}. ApiError 400 for anything else, and for a placement that does not fit."""
     data = decode_body(body or b"{}")
     if not isinstance(data, dict):
-        raise invalid(None, f"the body must be a JSON object, not {type(data).__name__}", code="invalid_json")
+        raise invalid(None, f"the body must be a JSON object, not {quoted(data)}", code="invalid_json")
     if "physical_to_logical_map" in data:
         if "placement" in data:
             raise invalid("placement", "the body has placement and physical_to_logical_map; give one of them")
@@ -46,17 +46,17 @@ def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
         data["placement"] = placement
     for name in data:
         if name not in _FIELDS:
-            raise unsupported(name, f"unknown field {name!r}; there are: {', '.join(sorted(_FIELDS))}")
+            raise unsupported(name, f"unknown field {quoted(name)}; there are: {', '.join(sorted(_FIELDS))}")
     for name in ("dry_run", "cancel"):
         if not isinstance(data.get(name, False), bool):
-            raise invalid(name, f"{name}={data[name]!r}: must be true or false", code="invalid_type")
+            raise invalid(name, f"{name}={quoted(data[name])}: must be true or false", code="invalid_type")
     moves = data.get("max_moves_per_layer")
     if moves is not None and (type(moves) is not int or not 1 <= moves <= _MOST_MOVES):
         message = f"max_moves_per_layer={shortened(repr(moves))}: must be an integer in 1..{_MOST_MOVES}"
         raise invalid("max_moves_per_layer", message)
     mode = data.get("mode")
     if mode is not None and mode not in MODES:
-        raise invalid("mode", f"mode={mode!r}: must be off, auto or dry-run")
+        raise invalid("mode", f"mode={quoted(mode)}: must be off, auto or dry-run")
     for name in ("cancel", "mode"):
         if data.get(name) and len(data) > 1:
             raise invalid(name, f"{name} stands alone: give nothing else with it")
@@ -74,7 +74,9 @@ def _rank_speeds(speeds: Any, target: Placement | None, num_ranks: int) -> tuple
     if target is None:
         raise invalid("rank_speeds", "rank_speeds belongs to a placement that is posted")
     if not isinstance(speeds, list) or len(speeds) != num_ranks:
-        raise invalid("rank_speeds", f"rank_speeds={speeds!r}: must be a list of {num_ranks} numbers, one per rank")
+        raise invalid(
+            "rank_speeds", f"rank_speeds={shortened(repr(speeds))}: must be a list of {num_ranks} numbers, one per rank"
+        )
     for rank, speed in enumerate(speeds):
         if type(speed) not in (int, float) or not 0 < speed <= _FASTEST:
             message = f"rank_speeds[rank {rank}] = {shortened(repr(speed))}: must be finite and above 0"
@@ -84,10 +86,10 @@ def _rank_speeds(speeds: Any, target: Placement | None, num_ranks: int) -> tuple
 
 def _placement(data: Any, current: Placement) -> Placement:
     if not isinstance(data, dict):
-        raise invalid("placement", f"placement must be an object, not {type(data).__name__}", code="invalid_type")
+        raise invalid("placement", f"placement must be an object, not {quoted(data)}", code="invalid_type")
     for name in data:
         if name not in _PLACEMENT_FIELDS | _DESCRIPTIVE_FIELDS:
-            raise unsupported(f"placement.{name}", f"unknown field {name!r} in the placement")
+            raise unsupported(f"placement.{name}", f"unknown field {quoted(name)} in the placement")
     data = {"num_gpus": current.num_gpus, "num_nodes": current.num_nodes, **data}
     _check_experts(data.get("physical_to_logical_map"), current)
     try:
@@ -117,5 +119,7 @@ def _check_experts(rows: Any, current: Placement) -> None:
             raise invalid("placement", f"{have}: make the placement with `--num-slots {current.num_slots}`")
         for slot, expert in enumerate(row if isinstance(row, list) else ()):
             if type(expert) is not int or not -1 <= expert <= last:
-                what = f"{name}[layer {layer}, slot {slot}] = {expert!r}: this model has experts 0..{last}"
+                what = (
+                    f"{name}[layer {layer}, slot {slot}] = {shortened(repr(expert))}: this model has experts 0..{last}"
+                )
                 raise invalid("placement", f"{what}, and -1 stands for none; is the placement of another model?")

@@ -94,7 +94,13 @@ def test_a_file_keeps_one_mute_a_place_until_its_end(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"schema": "eprt.mutes/1"}', '{"schema": "eprt.mutes/1", "mutes": [{"place": "x", "until": 1}]}'],
+    [
+        "{",
+        "[]",
+        '{"schema": "eprt.mutes/1"}',
+        '{"schema": "eprt.mutes/1", "mutes": [{"place": "x", "until": 1}]}',
+        "[" * 100_000,
+    ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path, text):
     (tmp_path / FILE_NAME).write_text(text)
@@ -124,3 +130,8 @@ def test_a_mute_without_an_end_is_none(tmp_path):
     """JSON as Python writes it has Infinity, which browsers cannot read."""
     (tmp_path / FILE_NAME).write_text('{"schema": "eprt.mutes/1", "mutes": [{"place": "job", "until": Infinity}]}')
     assert mutes_beside(tmp_path, NOW_S) == []
+
+
+def test_a_change_nested_without_end_is_refused():
+    with pytest.raises(ValueError, match="nested too deeply"):
+        MuteChange.from_json(b"[" * 100_000, NOW_S)

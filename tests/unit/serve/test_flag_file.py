@@ -64,6 +64,10 @@ def test_the_command_line_wins(tmp_path):
         ("ranks: {a: 1}", "yaml", "ranks: {'a': 1}: must be a text or a number"),
         ("host: true", "yaml", "host: True: must be a text or a number"),
         ("skip-tokenizer-init: 1", "yaml", "skip-tokenizer-init: 1: must be true or false"),
+        ("ranks: 1\nranks: 2", "yaml", "is not YAML: ranks stands twice; say it once"),
+        ("kv-cache-gb: 1\nkv_cache_gb: 2", "yaml", "kv_cache_gb: the file says this twice; say it once"),
+        ("x: " + "[" * 3000, "yaml", "is nested too deeply"),
+        ("x = " + "[" * 3000, "toml", "is nested too deeply"),
         ("x", "ini", "must end in .yaml, .yml or .toml"),
     ],
 )
