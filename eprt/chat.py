@@ -40,16 +40,18 @@ class ChatClient:
     """One server. Args: url: as it was announced, http://host:port; key: None where it asks for none."""
 
     def __init__(self, url: str, key: str | None):
-        parts = urlsplit(url if "//" in url else f"http://{url}")
+        shown = url if url.isprintable() else ascii(url)
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError as error:  # brackets, a port that is none
+            raise ChatError(f"{shown}: {error}: must be the address of a server, as http://127.0.0.1:8000") from None
         is_plain = url.isprintable() and " " not in url
-        if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
-            raise ChatError(
-                f"{url if url.isprintable() else ascii(url)}: must be the address of a server, as http://127.0.0.1:8000"
-            )
+        if parts.scheme not in ("http", "https") or not self._host or not is_plain:
+            raise ChatError(f"{shown}: must be the address of a server, as http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._host, self._port = parts.hostname, parts.port
         self._headers = {"content-type": "application/json"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"

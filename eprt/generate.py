@@ -103,6 +103,8 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
             prompts += Path(arguments.file).read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
             raise ValueError(f"--file {arguments.file}: not text in UTF-8: {error}") from None
+        except OSError as error:
+            raise ValueError(f"--file {arguments.file}: cannot be read: {error.strerror or error}") from None
     if not prompts:
         raise ValueError("no prompt: give --prompt TEXT or --file FILE")
     return prompts

@@ -32,6 +32,8 @@ def count_tokens(model_dir: Path, texts: Sequence[Path], num_tokens: int) -> np.
             ids = np.array(tokenizer.encode(text) if text else (), np.int64)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not UTF-8: {error}") from None
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
         if len(ids) and ids.max() >= num_tokens:
             raise ValueError(
                 f"{path}: token {ids.max()}, but the model has {num_tokens}: is it this model's tokenizer?"

@@ -21,7 +21,9 @@ from eprt import chat
 KEY = "the key"
 
 
-@pytest.mark.parametrize("url", ["a b", "http://a\x01", "http://h/\n", "ftp://h", "http://", "é\x7f"])
+@pytest.mark.parametrize(
+    "url", ["a b", "http://a\x01", "http://h/\n", "ftp://h", "http://", "é\x7f", "http://[::1", "h:99999"]
+)
 def test_what_is_no_address_is_one_line(url, capsys):
     assert chat.main([url]) == 2
     error = capsys.readouterr().err

@@ -55,6 +55,11 @@ def test_generate_answers_alike_on_one_rank_and_on_two(tmp_path):
     assert answers[0]["text"].endswith("42") and answers[0]["finish_reason"] == "stop"
 
 
+def test_a_file_that_cannot_be_read_is_told(tmp_path, capfd):
+    assert cli.main(["generate", "--model", str(MODEL), "--file", str(tmp_path)]) == 2
+    assert capfd.readouterr().err == f"eprt generate: --file {tmp_path}: cannot be read: Is a directory\n"
+
+
 def test_bytes_that_are_no_text_are_told(capfd):
     assert cli.main(["generate", "--model", str(MODEL), "--prompt", "caf\udce9", "--max-tokens", "1"]) == 2
     assert capfd.readouterr().err == (

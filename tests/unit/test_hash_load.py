@@ -60,6 +60,7 @@ def test_what_does_not_fit_is_refused(tmp_path, corpus, capsys):
     binary.write_bytes(b"\xff\xfe\x00")
     assert "empty.txt: no tokens" in refusal(DEMO_V4, empty)
     assert "binary: not UTF-8" in refusal(DEMO_V4, binary)
+    assert f"{tmp_path}: cannot be read: Is a directory" in refusal(DEMO_V4, tmp_path)
     other = tmp_path / "other"
     shutil.copytree(DEMO_V4, other)
     config = json.loads((other / "config.json").read_text())
