@@ -81,7 +81,13 @@ class JobPlaces:
 
     num_ranks: int
     nodes: frozenset[int] | None = None  # None: not known yet
-    tiers: tuple[str, ...] = ("inside nodes", "between halves of a node", "between nodes", "between racks")
+    tiers: tuple[str, ...] = (
+        "inside nodes",
+        "between halves of a node",
+        "between nodes",
+        "between racks",
+        "between all nodes",
+    )
 
     def check(self, place: str) -> None:
         """place: as check_place() gives it. ValueError where this job can have no such finding, with what it has."""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from .cost import Cost
 from .early import EarlyRank, early_rank, split_early
 from .evidence import ADVICE, HIGH_COMPUTE, Evidence
 from .folding import fold, join_nodes, without_explained, without_paths_of, without_small_echoes, without_wide_echoes
+from .mates import fold_with_mates
 from .sightings import Outliers, Sighting
 from .topology import LinkTopology
 from .wide import find_wide
@@ -111,7 +113,7 @@ def analyse_matrices(
     kept = _without_parts([s for s in sightings if not _is_uneven_load(s, yardstick)], node_N)
     kept, echoed = _without_echoes(kept, yardstick)
     if method == "robust":
-        kept = fold(without_small_echoes(kept), node_N)
+        kept = fold_with_mates(without_small_echoes(kept), yardstick, partial(fold, node_of_rank_N=node_N))
         links = Chance.from_links(outliers.links()[1]) if matrices.num_ranks > 1 else None
         wide = find_wide(matrices, topology, baseline, links)
         kept += [s for s in wide if not any(s.is_seen_as(other) for other in kept)]

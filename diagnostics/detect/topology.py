@@ -20,6 +20,7 @@ SCHEMA = "eprt.topology/1"
 MIN_STEP = 1.2  # links between groups are at least so many times as long as those inside
 # Of so many places a small step is enough: noise alone divides six into groups that fit in one of 300 logs.
 MANY_PLACES, MIN_STEP_OF_MANY = 6, 1.1
+BETWEEN_ALL = "between all nodes"  # several tiers, where racks are known or learned
 _MIN_WINDOWS = 4  # fewer cannot tell a layout from a fault
 _IN_NODES = ("node", "half of a node")  # levels that are no racks
 _FEWEST_ALIKE = 4  # ranks of a rack: links of fewer are not compared among themselves alone

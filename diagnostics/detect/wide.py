@@ -18,7 +18,7 @@ from .effects import FLOOR_US, START
 from .past import MIN_PAST, Limits, find_changes
 from .runs import WindowRun
 from .sightings import Place, Sighting
-from .topology import LinkTopology
+from .topology import BETWEEN_ALL, LinkTopology
 
 LIMITS = Limits(min_ratio=1.5, short_ratio=0.6, min_windows=2, min_peer_ratio=0.0)
 MOST_OF = 0.8  # of the pairs of nodes: enough to call it the job, the tier or the node
@@ -136,6 +136,10 @@ def _explain(
             seen = [sighting for pair, sighting in changed.items() if tier_of[pair] == slowest]
             yield _together("tier", seen, tier=topology.names[slowest])
             return
+    if _is_between_all(ratios, tier_of):
+        seen = [sighting for (first, second), sighting in changed.items() if first != second]
+        yield _together("tier", seen, tier=BETWEEN_ALL)
+        return
     nodes = {node: _awaited(node, changed, pairs) for node in sorted({awaited for _, awaited in changed})}
     nodes = {node: sighting for node, sighting in nodes.items() if sighting is not None}
     if nodes:
@@ -153,6 +157,17 @@ def _is_even(ratio_X: np.ndarray) -> bool:
     """Whether nearly all pairs of nodes are slower, by similar ratios."""
     low, high = np.quantile(ratio_X, (1 - MOST_OF, MOST_OF), method="lower")
     return low > 1 and low - 1 >= EVEN * (high - 1)
+
+
+def _is_between_all(ratios: dict[tuple[int, int], float], tier_of: dict[tuple[int, int], int | None]) -> bool:
+    """Whether all links between nodes are slower, by similar ratios, and more so than those inside: of several tiers
+    then none is the slowest."""
+    between_X, inside_X = (
+        np.array([ratio for pair, ratio in ratios.items() if (pair[0] == pair[1]) == is_inside])
+        for is_inside in (False, True)
+    )
+    num_tiers = len({tier for pair, tier in tier_of.items() if pair[0] != pair[1]})
+    return num_tiers > 1 and _is_even(between_X) and inside_X.max(initial=1.0) < np.median(between_X)
 
 
 def _awaited(node: int, changed: dict[tuple[int, int], Sighting], pairs: list[tuple[int, int]]) -> Sighting | None:

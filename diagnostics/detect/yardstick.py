@@ -12,7 +12,7 @@ from .effects import FLOOR_US, Effects
 from .lateness import Lateness, spared_us
 from .past import MIN_PAST
 from .sightings import Outliers, Place, Sighting
-from .topology import LinkTopology
+from .topology import BETWEEN_ALL, LinkTopology
 
 IDLE, PEER = 0.1, 0.67  # of a rank's own tokens: a rank with fewer is as good as idle; with more, a peer
 
@@ -66,6 +66,8 @@ class Yardstick:
         if place.kind == "path":
             ends_NN = np.sort(np.stack(np.broadcast_arrays(node_N[:, None], node_N)), axis=0)
             return (ends_NN[0] == place.nodes[0]) & (ends_NN[1] == place.nodes[1])
+        if place.tier == BETWEEN_ALL:
+            return node_N[:, None] != node_N
         if place.kind == "tier":
             return tier_NN == self._topology.names.index(str(place.tier))
         return tier_NN >= 0
@@ -211,6 +213,16 @@ class Yardstick:
         waits_N = np.nanmean(during_NN - usual_NN - late_N, axis=1)
         late_us = float(late_N[rank] - median_of_known(late_N))
         return late_us, late_us + float(waits_N[rank] - median_of_known(waits_N)), float(np.nanmean(usual_NN[:, rank]))
+
+    def late_messages(self, column: Sighting) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Of each rank in a column's windows: how much later it is than before, how much longer its messages take, and
+        in which part of the windows they take longer. None without a past."""
+        if not self._has_past(column):
+            return None
+        message_us_WN = self._lateness.messages_us_WN
+        is_longer_WN = message_us_WN[self._windows_of(column)] > median(self._outside(message_us_WN, column), 0)
+        late_us_N = self._change_N(self._lateness.column_us_WN, column)
+        return late_us_N, self._change_N(message_us_WN, column), is_longer_WN.mean(axis=0)
 
     def works_less(self, row: Sighting) -> float:
         """The part of a row's longer wait that the rank's own shorter work makes up; NaN where it is not logged."""

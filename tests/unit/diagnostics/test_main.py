@@ -111,7 +111,10 @@ def test_a_muted_finding_wakes_nobody_until_its_end(tmp_path, capsys):
         ("point:2-2", "both ends are the same"),
         ("node:2", "there is no node 2; the job has nodes 0, 1"),
         ("path:0-7", "there is no node 7"),
-        ("tier:between rooms", "the tiers are inside nodes, between halves of a node, between nodes, between racks"),
+        (
+            "tier:between rooms",
+            "the tiers are inside nodes, between halves of a node, between nodes, between racks, between all",
+        ),
     ],
 )
 def test_a_mute_that_no_finding_of_the_job_can_meet_is_refused(tmp_path, capsys, place, why):

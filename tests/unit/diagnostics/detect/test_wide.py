@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from eprt.diagnostics import Report
 from eprt.diagnostics.detect.chance import Chance
-from eprt.diagnostics.detect.topology import LinkTopology
+from eprt.diagnostics.detect.topology import BETWEEN_ALL, LinkTopology
 from eprt.diagnostics.detect.wide import find_wide
+from eprt.diagnostics.mutes import JobPlaces, place_of
 from eprt.diagnostics.windows.baseline import Baseline
 
+from benchmarks.diagnosis.bench_serving_faults import ServingCase
 from benchmarks.diagnosis.serving_job import ServingFault, ServingJob, play_records
 
 FOUR_NODES = tuple(np.repeat(np.arange(4), 4).tolist())
@@ -43,6 +45,16 @@ def test_a_run_that_was_slow_from_the_start_needs_a_baseline(fault, kind, nodes,
     (finding,) = report(FOUR_NODES, always, baseline=baseline).findings
     assert (finding.kind, finding.first_window) == (kind, 0)
     assert report(FOUR_NODES, None, seed=3, baseline=baseline).findings == ()
+
+
+@pytest.mark.parametrize("seed", [50000, 50005, 50006])
+def test_links_between_all_nodes_are_one_finding_where_racks_were_learned(seed):
+    """Noise that stays looked like racks, so no tier was the slowest, and all four nodes were told."""
+    job = ServingCase("autoregressive", 8, "tier", 4.0).job(seed)
+    (finding,) = Report.of_records(play_records(job)).findings
+    assert (finding.kind, finding.tier, finding.cause) == ("tier", BETWEEN_ALL, "comm")
+    assert "waits between all nodes are" in finding.evidence and len(finding.members) == 12
+    JobPlaces(8, frozenset(job.node_of_rank)).check(place_of(finding.to_json()))
 
 
 def test_the_only_fabric_of_two_nodes():
