@@ -50,7 +50,10 @@ def test_https_and_each_of_the_keys(guarded):
     for key, status in (("first", 200), ("second", 200), ("root", 200), ("third", 401)):
         answer = client.post("/v1/completions", json=HI, headers=bearer(key))
         assert answer.status_code == status, (key, answer.text)
-    assert client.get("/health").status_code == 200
+    health = client.get("/health")
+    assert health.status_code == 200
+    for rank in health.json()["ranks"]:
+        assert rank["loaded"] and rank["bytes_read"] == rank["bytes_to_read"] > 10**5
 
 
 def test_only_the_admin_key_changes_the_server(guarded):

@@ -265,6 +265,7 @@ class Api:
             reason = "; ".join(f"{rank} has work and has been silent for {pool.stall_s:g} s" for rank in stalled)
         ranks = [
             {"rank": number, "pid": r.pid, "host": r.host, "loaded": r.info is not None, "lost": r.lost}
+            | ({"bytes_read": r.loading.num_bytes, "bytes_to_read": r.loading.num_total} if r.loading else {})
             for number, r in sorted(pool.ranks.items())
         ]
         document = {"status": status, "reason": reason, "num_ranks": pool.num_ranks, "ranks": ranks}

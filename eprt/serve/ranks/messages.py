@@ -210,6 +210,13 @@ class Hello(_Message, frozen=True):
         return hmac.compare_digest(self.token.encode(), token.encode())
 
 
+class Loading(_Message, frozen=True):
+    """How far this rank has read its part of the checkpoint, now and then."""
+
+    num_bytes: int
+    num_total: int
+
+
 class Ready(_Message, frozen=True):
     """The model is loaded."""
 
@@ -337,6 +344,7 @@ ToRank = (
 )
 ToFrontend = (
     Hello
+    | Loading
     | Ready
     | StepReport
     | Heartbeat

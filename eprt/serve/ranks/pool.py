@@ -24,6 +24,7 @@ from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.connection import RankConnection
 from eprt.serve.ranks.elasticity import Elasticity
 from eprt.serve.ranks.generation import Generation
+from eprt.serve.ranks.loading import loading_reason
 from eprt.serve.ranks.rank import Rank
 from eprt.serve.ranks.request_metrics import RequestMetrics
 from eprt.serve.ranks.roster import Roster
@@ -294,6 +295,10 @@ class RankPool:
                     self._learn_step(self.forecast)
                 for output in outputs:
                     self.sequences.add_output(rank.rank, output)
+            case msg.Loading():
+                rank.loading = message
+                if self.state == "loading":
+                    self.reason = loading_reason([r.loading for r in self.ranks.values() if r.loading])
             case msg.Ready(info):
                 rank.on_loaded(info)
                 if self.ready.is_set():

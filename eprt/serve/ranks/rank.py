@@ -26,6 +26,7 @@ class Rank:
     pid: int
     host: str
     transport: asyncio.Transport
+    loading: msg.Loading | None = None  # the latest
     info: msg.EngineInfo | None = None  # once the model is loaded
     stats: EngineStats | None = None  # the latest
     waits: msg.WaitTotals | None = None  # the latest

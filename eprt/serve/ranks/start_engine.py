@@ -14,7 +14,7 @@ from eprt.serve.fingerprint import fingerprint
 from eprt.serve.options import OptionError, ServeOptions
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.channel import Channel
-from eprt.serve.ranks.loading import loading_progress
+from eprt.serve.ranks.loading import loading_messages, loading_progress
 from eprt.serve.ranks.usage_meter import gpu_name
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def load(options: ServeOptions, group, channel: Channel, first_rank: int = 0):
     config = replace(config, max_queue=num_ranks * (config.max_queue + config.max_num_seqs))
     tell_memory(config, group)
     with loading_progress() if group.rank == 0 else contextlib.nullcontext() as show:
-        engine = Engine(config, group, progress=show)
+        engine = Engine(config, group, progress=loading_messages(channel.send, show))
     if config.device == "cpu":
         _tell_far_memory(binding, group)
     if options.max_lost_ranks:

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from eprt.serve.ranks import loading
+from eprt.serve.ranks.channel import FrontendLostError
 
 
 @pytest.fixture
@@ -36,6 +37,23 @@ def test_what_is_fast_or_empty_tells_nothing(clock, monkeypatch, caplog):
         show(0, 10)
         show(10, 10)
     assert not caplog.records
+
+
+def test_the_frontend_gets_a_message_twice_a_second_and_at_the_end(clock):
+    sent, shown = [], []
+    tell = loading.loading_messages(sent.append, lambda *progress: shown.append(progress))
+    for step in range(11):
+        clock[0] = step / 8
+        tell(step, 10)
+    assert [message.num_bytes for message in sent] == [0, 4, 8, 10] and {m.num_total for m in sent} == {10}
+    assert shown == [(step, 10) for step in range(11)]
+
+
+def test_a_frontend_that_is_lost_does_not_stop_the_reading():
+    def send(message):
+        raise FrontendLostError("gone")
+
+    loading.loading_messages(send)(5, 10)
 
 
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):

@@ -50,6 +50,7 @@ TO_FRONTEND = [
     messages.Hello("secret", 1, 4711, "host", InstanceName("decode-0", "decode", "ab", 2)),
     messages.Held("1", HELD),
     messages.Arrived("1", 2, "damaged"),
+    messages.Loading(3 * 10**9, 16 * 10**9),
     messages.Ready(INFO),
     messages.StepReport([TokenOutput("1", 5, -0.5, ((5, -0.5),), "stop", ((-1.0, (), 4),), 2)], STATS),
     messages.StepReport(

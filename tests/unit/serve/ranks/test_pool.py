@@ -27,6 +27,7 @@ from eprt.serve.ranks.messages import (
     EngineInfo,
     Fatal,
     Hello,
+    Loading,
     Migrate,
     Ready,
     RoutingReply,
@@ -203,6 +204,20 @@ def test_ranks_that_loaded_for_long_are_not_taken_for_ranks_that_hang():
         rank.beat_s -= 40.0
     assert watch.look(pool.members, 0), "one that is stuck behind loading meets the deadline"
     assert [hang.culprit.rank for hang in watch.hangs] == [0, 1]
+
+
+def test_what_ranks_have_read_is_told_while_they_load():
+    pool = serving_pool()
+    pool.set_state("loading", "the model is loading")
+    pool.on_message(pool.ranks[0], Loading(3 * 10**9, 16 * 10**9))
+    assert pool.reason == "the model is loading: 3.0 of 16.0 GB read"
+    pool.on_message(pool.ranks[1], Loading(16 * 10**9, 16 * 10**9))
+    assert pool.reason == "the model is loading: 19.0 of 32.0 GB read"
+    with pytest.raises(ApiError, match="no new requests: the model is loading: 19"):
+        pool.check_open()
+    pool.set_state("serving", "")
+    pool.on_message(pool.ranks[0], Loading(1, 2))
+    assert pool.reason == "", "a rank that joins"
 
 
 def test_broken_invariants_are_counted_and_logged(caplog):
