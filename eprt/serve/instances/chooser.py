@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from eprt.serve.instances.instance import Instance
-from eprt.serve.instances.scores import choose
+from eprt.serve.instances.scores import best_of, choose
 from eprt.serve.options import ServeOptions
 from eprt.serve.tiers.forecast import check_step
 from eprt.serve.tiers.tier import Tier
@@ -28,7 +28,8 @@ class Chooser:
     def choose_any(
         self, token_ids: Sequence[int], cache_key: str | None = None, tier: Tier | None = None
     ) -> tuple[Instance, bool] | None:
-        """Who begins a sequence, and whether it hands the sequence over; None where nobody is open."""
+        """Who begins a sequence, and whether it hands the sequence over; None where nobody is open. A sequence of a
+        tier goes where its first token comes in time, if it does so anywhere: prompts of tiers behind wait for it."""
         prefills, decodes = self._open("prefill"), self._open("decode")
         if not prefills:
             chosen = self.choose_decode(token_ids, tier)
@@ -41,9 +42,23 @@ class Chooser:
             _, charged, uncached = instance.pool.router.predict(token_ids, cache_key)
             return instance.rate.predict_ms(charged + uncached)
 
-        nearest = min(decodes, key=missing, default=None)
-        if nearest is not None and missing(nearest) <= self._options.local_prefill_tokens:
-            return nearest, False
+        def first_token_s(instance: Instance) -> float:
+            rank, _, uncached = instance.pool.router.predict(token_ids, cache_key)
+            return instance.forecast.first_token_times(rank, tier, uncached)[0]
+
+        def is_late(instance: Instance) -> bool:
+            return tier is not None and first_token_s(instance) > tier.ttft_s
+
+        near = [one for one in decodes if missing(one) <= self._options.local_prefill_tokens]
+        in_time = [one for one in prefills if not is_late(one)]
+        if in_time:
+            near = [one for one in near if not is_late(one)]
+        if near:
+            fewest = min(map(missing, near))
+            nearest = [one for one in near if missing(one) == fewest]
+            return self._choose_among(nearest, len(token_ids), tier), False
+        if tier is not None:
+            prefills = best_of(in_time or prefills, first_token_s)
         return choose(prefills, prefill_ms, self._rng), bool(decodes)
 
     def check_tier(self, tier: Tier, chosen: Instance, token_ids: Sequence[int], cache_key: str | None) -> None:
@@ -57,13 +72,14 @@ class Chooser:
         """Who goes on with a sequence: among those with room for it, where its tier's time per token and those of the
         tiers before it last, the least by --decode-balance."""
         decodes = self._open("decode")
-        if not decodes:
-            return None
-        fits = [one for one in decodes if _has_room(one, len(token_ids))]
+        return self._choose_among(decodes, len(token_ids), tier) if decodes else None
+
+    def _choose_among(self, decodes: list[Instance], num_tokens: int, tier: Tier | None) -> Instance:
+        fits = [one for one in decodes if _has_room(one, num_tokens)]
         if tier is not None:
-            fits = [one for one in fits if one.forecast.broken_tier(tier, len(token_ids)) is None] or fits
+            fits = [one for one in fits if one.forecast.broken_tier(tier, num_tokens) is None] or fits
         score = _SCORES[self._options.decode_balance]
-        return choose(fits or decodes, lambda one: score(one, len(token_ids)), self._rng)
+        return choose(fits or decodes, lambda one: score(one, num_tokens), self._rng)
 
 
 def _has_room(instance: Instance, num_tokens: int) -> bool:

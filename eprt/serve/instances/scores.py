@@ -1,7 +1,7 @@
 """Scores: which instance gets a request. All are milliseconds or comparable with each other; less is better.
 
 prefill   how long until the prompt is computed: the tokens that wait there, and those of its own that no cache has, by
-          the speed that was measured
+          the speed that was measured; of tokens that wait there, those of tiers behind do not count
 decode    "step": the slowest rank's step, predicted from its rows and cached tokens, because all ranks of an instance
           wait for it; "kv": the fullest rank's tokens; "batch": its rows
 
@@ -34,8 +34,13 @@ class PrefillRate:
         return 1e3 * num_tokens / self.tokens_per_s
 
 
-def choose(choices: Sequence[_Choice], score: Callable[[_Choice], float], rng: random.Random) -> _Choice:
-    """One of the best, at random: where many routers or requests see the same numbers, not all take the same one."""
+def best_of(choices: Sequence[_Choice], score: Callable[[_Choice], float]) -> list[_Choice]:
+    """Those whose score is the least, or as good as that."""
     scores = [score(choice) for choice in choices]
     least = min(scores)
-    return rng.choice([choice for choice, one in zip(choices, scores) if one <= least + _TIE * abs(least)])
+    return [choice for choice, one in zip(choices, scores) if one <= least + _TIE * abs(least)]
+
+
+def choose(choices: Sequence[_Choice], score: Callable[[_Choice], float], rng: random.Random) -> _Choice:
+    """One of the best, at random: where many routers or requests see the same numbers, not all take the same one."""
+    return rng.choice(best_of(choices, score))
