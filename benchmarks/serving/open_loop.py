@@ -295,6 +295,11 @@ def _check_names(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--plot {arguments.plot}: the name must end in .png, .svg or .pdf")
     if arguments.label is not None and not re.fullmatch(r"[\w.-]+", arguments.label):
         raise ValueError(f"--label {arguments.label}: must be letters, digits and . _ -: it is part of a file's name")
+    if not arguments.files:
+        try:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--out {arguments.out}: {error.strerror or error}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -327,7 +332,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for one in served:
             if one.error is not None and not one.refused:
                 reasons[one.error] = reasons.get(one.error, 0) + 1
-    written = report.finish(arguments.out)
+    try:
+        written = report.finish(arguments.out)
+    except OSError as error:
+        print(
+            f"eprt bench serve: --out {arguments.out}: {error.strerror or error}: nothing was written", file=sys.stderr
+        )
+        return 2
     print(f"written to {written}")
     if arguments.plot is not None:
         print(f"written to {draw(read_results([written]), arguments.plot)}")

@@ -74,9 +74,27 @@ def test_files_come_into_one_picture(tmp_path):
         (["--tier", "max=1,1", "--mix", "max"], "--mix max: must be NAME=WEIGHT"),
         (["--tier", "max=1,1", "--mix", "max=0"], "--mix max=0: the weight must be above 0"),
         (["--label", "a/b"], "--label a/b: must be letters"),
+        (["--out", "/dev/null/x"], "--out /dev/null/x: Not a directory"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(capsys, flags, words):
     assert main(["--url", "http://127.0.0.1:1", *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"eprt bench serve: {words}")
+
+
+def test_a_disk_that_takes_no_results_leaves_the_table(capsys, monkeypatch, tmp_path):
+    async def drive(*_given):
+        return [served(0.5, 0.05)], 2.0
+
+    def refuse(*_given):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("benchmarks.serving.open_loop.find_model", lambda *_given: "demo")
+    monkeypatch.setattr("benchmarks.serving.open_loop.wait_until_loaded", lambda *_given: None)
+    monkeypatch.setattr("benchmarks.serving.open_loop.drive", drive)
+    monkeypatch.setattr("benchmarks.tools.report.BenchmarkReport.write", refuse)
+    assert main(["--rate", "4", "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert "goodput" in told.out
+    assert told.err == f"eprt bench serve: --out {tmp_path}: Read-only file system: nothing was written\n"
