@@ -107,7 +107,7 @@ def test_a_deadline_is_kept_wherever_any_instance_can_keep_it(num_prefill, local
             life,
             *("--prefill", str(num_prefill), "--decode", "2", *TIERS, "--local-prefill-tokens", str(local_tokens)),
         )
-    assert num_refused > 0 and num_taken > 20
+    assert num_taken > 20 and (num_refused > 0 or num_prefill > 1)
 
 
 def check_order(messages: list, tier_of: dict) -> int:
