@@ -64,7 +64,8 @@ def measure(groups: list[CountingGroup], case: dict[str, Any]) -> list[dict[str,
     }
     first = served[0, PLANS[0]]
     seen = _observe(first, TopicQuestions(tokenizer, f"seen {rank}", held_out=False), case["seen_steps"])
-    plans = _make_plans(_placement(first), *seen)
+    start = _placement(first)
+    plans = _make_plans(start, *seen)
     for (_, name), one in served.items():
         _migrate(one, plans[name])
     for turn in range(case["turns"]):
@@ -72,7 +73,7 @@ def measure(groups: list[CountingGroup], case: dict[str, Any]) -> list[dict[str,
             questions = TopicQuestions(tokenizer, f"unseen {rank} {turn}", held_out=True)
             served[i, name].window(questions, case["steps"])
     unseen = _counted(first)
-    judged = {name: _judge(one, unseen[0] - seen[0], unseen[1]) for name, one in plans.items()}
+    judged = {name: _judge(one, unseen[0] - seen[0], unseen[1]) for name, one in ({"start": start} | plans).items()}
     rows = [_row(*(served[i, name] for name in PLANS), judged) for i in range(len(groups))]
     for one in served.values():
         one.full.engine.close()
@@ -109,10 +110,12 @@ def _counted(one: Served) -> tuple[np.ndarray, RoutingTrace]:
 
 
 def _make_plans(serves: Placement, load_LE: np.ndarray, trace: RoutingTrace) -> dict[str, Placement]:
-    """Of the same load and slots; with the groups of the gate kept on a node, where that is for balance alone."""
+    """Of the same load and slots. Balance alone keeps the gate's groups together where a node's GPUs have no more slots
+    than experts of its groups."""
     shape = {"num_slots": serves.num_slots, "num_gpus": serves.num_gpus, "num_nodes": serves.num_nodes}
     with_topics = {"balance": None, "affinity": trace.without_sources()}
-    groups = {"num_groups": _NUM_GROUPS, "threads": 1}
+    fits = serves.num_slots_per_gpu <= serves.num_experts // serves.num_nodes
+    groups = {"num_groups": _NUM_GROUPS if fits else 1, "threads": 1}
     return {name: plan(load_LE, **shape, **groups, coactivation=with_topics[name]) for name in PLANS}
 
 
@@ -139,10 +142,11 @@ def _judge(one: Placement, load_LE: np.ndarray, trace: RoutingTrace) -> tuple[fl
 
 def _row(balance: Served, affinity: Served, judged: dict[str, tuple[float, float]]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
+    for name, (skewed, copies) in judged.items():
+        columns |= {f"{name}_skew": skewed, f"{name}_copies": copies}
     for name, one in zip(PLANS, (balance, affinity)):
         columns[f"{name}_kB"] = float(np.mean(one.step_bytes)) / 1e3
         columns |= Timing.from_samples(one.step_s).columns(f"{name}_step", "ms")
-        columns[f"{name}_skew"], columns[f"{name}_copies"] = judged[name]
     columns["tokens"] = float(np.mean(balance.step_tokens + affinity.step_tokens))
     of_both = {"bytes": (affinity.step_bytes, balance.step_bytes), "time": (affinity.step_s, balance.step_s)}
     for what, (of_affinity, of_balance) in of_both.items():

@@ -4,8 +4,9 @@
 
 Four CPU ranks on 2 and on 4 virtual nodes serve the demo model: every rank always has REQUESTS questions under way, of
 topics of which the n-th is asked 1 / n times as often as the first. Two plans are made from the load and the routing
-that the ranks have counted of other questions: `balance` from the load alone, with the gate's groups kept together, as
-EPLB does, and `affinity` with the routing, too. Both serve the same questions in turns, over wires of each pace; the
+that the ranks have counted of other questions: `balance` from the load alone, and `affinity` with the routing, too. On 2
+nodes `balance` keeps the gate's groups together, as EPLB does; on 4 a rank has more slots than a group has experts, so it
+cannot. Both serve the same questions in turns, over wires of each pace; the
 server's own migration has moved the experts. Windows are of STEPS steps; ratios are affinity / balance, of windows with
 the same questions: their median and tenths.
 
@@ -13,7 +14,7 @@ the same questions: their median and tenths.
     _step_ms     a step of the slowest rank
     _card_ms     that a card of this pace needs for these bytes: what affinity can save at most
     _skew        busiest rank over the mean, _copies: of a token to other nodes, in a layer; both as the planner counts
-                 them on questions that it has not seen
+                 them on questions that it has not seen; start: of the placement before any plan, groups in order
 
 A token of the demo model is a 28th of DeepSeek-V3's, and a step on CPUs takes milliseconds: at the pace of a network
 card its bytes take a thousandth of a step, and time tells nothing. SLOW is a pace at which the wire has a share of the
@@ -33,7 +34,7 @@ NEEDS = "starts its own ranks"
 RANKS, NODES = 4, (2, 4)
 CARDS_GBPS, SLOW_GBPS = (25.0, 12.0), 0.02
 REQUESTS, REDUNDANT = 16, 8
-SEEN_STEPS, STEPS, TURNS = 200, 24, 12
+SEEN_STEPS, STEPS, TURNS = 160, 16, 6
 _LATENCY_US = 3.0
 _RANK = "benchmarks.balancing.affinity_rank"
 
