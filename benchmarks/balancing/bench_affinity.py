@@ -4,11 +4,11 @@
 
 Four CPU ranks on 2 and on 4 virtual nodes serve the demo model: every rank always has REQUESTS questions under way, of
 topics of which the n-th is asked 1 / n times as often as the first. Two plans are made from the load and the routing
-that the ranks have counted of other questions: `balance` from the load alone, and `affinity` with the routing, too. On 2
-nodes `balance` keeps the gate's groups together, as EPLB does; on 4 a rank has more slots than a group has experts, so it
-cannot. Both serve the same questions in turns, over wires of each pace; the
-server's own migration has moved the experts. Windows are of STEPS steps; ratios are affinity / balance, of windows with
-the same questions: their median and tenths.
+that the ranks have counted of other questions: `balance` from the load alone, and `affinity` with the routing, too. On
+2 nodes `balance` keeps the gate's groups together, as EPLB does; on 4 a rank has more slots than a group has experts,
+so it cannot. Both serve the same questions in turns, over wires of each pace; the server's own migration has moved the
+experts. Windows are of STEPS steps; ratios are affinity / balance, of windows with the same questions: their median and
+tenths.
 
     _kB          counted: bytes that a rank gives to the wire in a step, the mean; headers included
     _step_ms     a step of the slowest rank

@@ -13,6 +13,7 @@ from eprt.cluster.gpu_speed import SPEEDS
 from eprt.cluster.model_cost import ModelCost
 from eprt.cluster.step_time import Workload
 from eprt.config import EngineConfig
+from eprt.model_config import require
 from eprt.models.hf_config import read_model_config
 
 _ITEMSIZE = {"fp8": 1.0, "int8": 1.0, "bf16": 2.0}
@@ -83,11 +84,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0, or 2 with one line for what cannot be planned."""
     arguments = parser().parse_args(argv)
     try:
+        for flag, path in (("--json", arguments.json), ("--plot", arguments.plot)):
+            _require_writable(flag, path)
         plan = make_plan(arguments)
         rows = list(plan.rows())
         if not rows:
             raise ValueError(f"{plan.layout.gpus_per_node} GPUs a node are more than the model's experts")
         print(report.text(plan, rows))
+        if left_out := plan.layout.num_gpus - max(row.num_ranks for row in rows):
+            print(
+                f"\nNo group has more GPUs than the model has experts, --redundant-experts counted: {left_out} of "
+                f"{plan.layout.num_gpus} GPUs are for further groups."
+            )
         if arguments.json:
             arguments.json.write_text(json.dumps(report.to_json(plan, rows), indent=1) + "\n")
         if arguments.plot:
@@ -103,7 +111,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _require_writable(flag: str, path: Path | None) -> None:
+    """Before anything is computed and printed."""
+    if path is None:
+        return
+    require(not path.is_dir(), f"{flag} {path}: is a directory; name a file in it")
+    require(path.parent.is_dir(), f"{flag} {path}: there is no directory {path.parent}; make it first")
+
+
 def make_plan(arguments: argparse.Namespace) -> ClusterPlan:
+    directory = arguments.model.parent
+    what = f"is a file; give the directory that its config.json is in, as {directory}"
+    require(not arguments.model.is_file(), f"--model {arguments.model}: {what}")
     layout = ClusterLayout(arguments.nodes, arguments.gpus_per_node, arguments.nic, arguments.gpu)
     config = read_model_config(EngineConfig(model_dir=str(arguments.model)))
     weights = arguments.weights or ("fp8" if config.quant_method == "fp8" else "bf16")

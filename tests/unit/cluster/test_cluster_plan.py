@@ -65,6 +65,12 @@ def test_the_command_prints_writes_and_draws(tmp_path, capsys):
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_groups_that_are_too_large_are_told(capsys):
+    assert main(["--model", str(DEEPSEEK_V3), "--nodes", "40"]) == 0
+    printed = capsys.readouterr().out
+    assert "EP256" in printed and "EP320" not in printed and "64 of 320 GPUs are for further groups" in printed
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -74,6 +80,8 @@ def test_the_command_prints_writes_and_draws(tmp_path, capsys):
         (["--nodes", "2", "--accepted", "0.5"], "--accepted 0.5: must be at least 1"),
         (["--nodes", "2", "--price", "0"], "--price 0.0: must be above 0"),
         (["--nodes", "9" * 400], "must be at most 1000000000"),
+        (["--nodes", "18", "--nic", "400"], "must be at most 250; it is in GB/s; a card of 400 Gbit/s has --nic 50"),
+        (["--nodes", "18", "--nic", "nan"], "--nic nan: must be above 0 GB/s"),
         (["--nodes", "2", "--nic", "1e-320"], "must be at least 1e-06"),
         (["--nodes", "2", "--accepted", "inf"], "--accepted inf: must be at most 1000000000"),
         (["--nodes", "2", "--prefill-tokens", "9" * 400], "must be at most 1000000000"),
@@ -81,13 +89,23 @@ def test_the_command_prints_writes_and_draws(tmp_path, capsys):
         (["--nodes", "2", "--price", "inf"], "--price inf: must be at most 1000000000"),
         (["--nodes", "1", "--gpus-per-node", "512"], "512 GPUs a node are more than the model's experts"),
         (["--nodes", "2", "--model", "/nowhere"], "/nowhere"),
+        (
+            ["--nodes", "2", "--model", f"{DEEPSEEK_V3}/config.json"],
+            "is a file; give the directory that its config.json is in",
+        ),
+        (
+            ["--nodes", "2", "--plot", "/nowhere/a.png"],
+            "--plot /nowhere/a.png: there is no directory /nowhere; make it",
+        ),
+        (["--nodes", "2", "--json", "/nowhere/a.json"], "--json /nowhere/a.json: there is no directory /nowhere"),
+        (["--nodes", "2", "--plot", str(DEEPSEEK_V3)], "is a directory; name a file in it"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(arguments, message, capsys):
     model = [] if "--model" in arguments else ["--model", str(DEEPSEEK_V3)]
     assert main([*model, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    printed, error = capsys.readouterr()
+    assert message in error and error.count("\n") == 1 and not printed
 
 
 def test_models_whose_attention_is_not_counted_are_refused():
