@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from eprt.serve import join
+from tests.serve.processes import wait_until
 from tests.unit.cases import MODEL
 from tests.unit.serve.cases import QuietHandler, serving
 
@@ -88,6 +89,17 @@ def rank(code: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
 
 
+def send_when_caught(number: int) -> None:
+    """The signal to this process, once it no longer means what it did: the end of all tests, maybe."""
+    before = signal.getsignal(number)
+
+    def send() -> None:
+        wait_until(lambda: signal.getsignal(number) is not before, "a handler")
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
 @pytest.mark.parametrize(
     "code, status", [("", 0), ("raise SystemExit(2)", 2), ("import os; os.kill(os.getpid(), 9)", 1)]
 )
@@ -100,13 +112,13 @@ def test_a_signal_retires_the_rank(kept_signals):
     with rank("input()") as process:
         stdin = process.stdin
         assert stdin is not None
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        send_when_caught(signal.SIGINT)
         assert join._wait(process, lambda: bool(stdin.write(b"\n")) and not stdin.flush()) == 0
 
 
 def test_a_rank_that_may_not_retire_is_killed(kept_signals):
     with rank("input()") as process:
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        send_when_caught(signal.SIGTERM)
         assert join._wait(process, lambda: False) == 1
 
 
