@@ -16,6 +16,8 @@ from eprt import env
 # pytest may have been started by path, without activating the virtual environment that holds mpirun.
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 os.environ.update({**env.mpi_environment(), **env.MPI_ENVIRONMENT})
+# Ranks of MPI that wait for each other let those run that have something to do: here are more of them than cores.
+os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 # A proxy is for other machines; these tests talk to this one alone.
 os.environ.update(no_proxy="*", NO_PROXY="*")
 # Tests start some thousand Python processes: the first of them compiles, the others read.
