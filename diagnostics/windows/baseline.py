@@ -62,6 +62,7 @@ class Baseline:
                 if "schema" not in data or str(data["schema"]) != SCHEMA:
                     raise ValueError(f"{path} is not a baseline (eprt diagnose DIR --save-baseline FILE writes one)")
                 arrays = {field.name: data[field.name] for field in fields(Baseline)}
+                _check_arrays(arrays)
         except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
             if "is not a baseline" in str(error):
                 raise
@@ -78,3 +79,17 @@ class Baseline:
             rank = int(np.flatnonzero(different)[0])
             before, now = self.node_of_rank_N[rank], node_of_rank[rank]
             raise ValueError(f"rank {rank} is on node {now} in the log, and on node {before} in the baseline")
+
+
+def _check_arrays(arrays: dict[str, np.ndarray]) -> None:
+    """ValueError where they are not of the same ranks and windows, or hold nothing to compare with."""
+    windows, num_ranks = len(arrays["dispatch_us_WNN"]), arrays["node_of_rank_N"].size
+    for name, values in arrays.items():
+        shape = {"_N": (num_ranks,), "_WN": (windows, num_ranks), "_WNN": (windows, num_ranks, num_ranks)}
+        expected = shape[name[name.rindex("_") :]]
+        if values.shape != expected or not np.issubdtype(values.dtype, np.number):
+            raise ValueError(f"{name} is {values.dtype}{list(values.shape)}, expected numbers{list(expected)}")
+        if (values < 0).any():
+            raise ValueError(f"{name} has values below 0")
+    if not np.isfinite(arrays["dispatch_us_WNN"] + arrays["combine_us_WNN"]).any():
+        raise ValueError("it has no wait of any rank")

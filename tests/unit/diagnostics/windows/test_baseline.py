@@ -46,3 +46,22 @@ def test_a_baseline_of_another_job_does_not_fit():
         baseline.check_fits([0] * 8)
     with pytest.raises(ValueError, match="rank 2 is on node 1 in the log, and on node 0 in the baseline"):
         baseline.check_fits([0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("dispatch_us_WNN", lambda values: values[:, :3, :3], r"dispatch_us_WNN is float32\[6, 3, 3\]"),
+        ("combine_us_WNN", lambda values: values[:2], r"combine_us_WNN is float32\[2, 4, 4\]"),
+        ("compute_us_WN", lambda values: np.array(["a"]), "compute_us_WN is <U1"),
+        ("combine_us_WNN", lambda values: values - 1e6, "combine_us_WNN has values below 0"),
+        ("dispatch_us_WNN", lambda values: values * np.nan, "it has no wait of any rank"),
+    ],
+)
+def test_arrays_that_nothing_can_be_compared_with_are_named(tmp_path, name, change, why):
+    path = tmp_path / "usual.npz"
+    Baseline.from_matrices(matrices_of(synthetic_records())).save(path)
+    arrays = dict(np.load(path))
+    np.savez(path, **arrays | {name: change(arrays[name])})
+    with pytest.raises(ValueError, match=f"is not a baseline .*{why}"):
+        Baseline.load(path)
