@@ -192,7 +192,10 @@ class Frontend:
             print_line(f"eprt instances: {', '.join(map(str, self._pool.living))}", sys.stdout)
             if self._pool.far_joins is not None:
                 print_line(f"eprt instances of other hosts: port {self._pool.far_joins.port}", sys.stdout)
-        url = self._url()
+        engine, url = self._options.engine, self._url()
+        if engine.attention_tp > 1:
+            form = engine.attention_tp_form
+            print_line(f"eprt: teams of {engine.attention_tp} ranks share attention (form {form})", sys.stdout)
         print_line(f"eprt serving {name} on {url}, {ranks}", sys.stdout)
         tell_service_manager(f"serving {name} on {url}, {ranks}", "READY=1")
         path, asks = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'

@@ -24,6 +24,7 @@ def alone():
 def test_answers_are_those_of_one_rank_until_one_dies(alone):
     with RunningServer(MODEL, 2, "--attention-tp", "2", *OPTIONS) as server:
         assert ask_all(server, range(8)) == alone
+        assert "eprt: teams of 2 ranks share attention (form gather)" in server.output()
         streams = [Stream(server.url), Stream(server.url)]
         pid = ranks_of(server.url)[1]
         os.kill(pid, signal.SIGKILL)

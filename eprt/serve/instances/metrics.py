@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from eprt.serve.instances.fleet import Fleet
 from eprt.serve.instances.instance import STATES
 from eprt.serve.options import ServeOptions
-from eprt.serve.ranks.metrics import COUNTERS, GAUGES
+from eprt.serve.ranks.metrics import COUNTERS, GAUGES, team_series
 from eprt.serve.ranks.vllm_metrics import VllmReader
 from eprt.serve.series import series, series_per_rank
 
@@ -33,6 +33,7 @@ class InstanceCollector:
         fleet, stats = self._fleet, self._fleet.stats
         yield GaugeMetricFamily("eprt_up", "1 while new requests are taken", value=fleet.state == "serving")
         yield GaugeMetricFamily("eprt_sequences", "Sequences handed to the ranks and not ended", fleet.num_sequences)
+        yield team_series(self._options.engine)
         reports = [(each.rank, each) for each in stats]
         yield from series_per_rank((*COUNTERS, *_COUNTERS), (*GAUGES, *_GAUGES), reports)
         yield from self._instances()

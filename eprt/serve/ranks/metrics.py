@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from eprt.config import EngineConfig
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks.expert_load import expert_load
 from eprt.serve.ranks.pool import RankPool
@@ -41,6 +42,13 @@ COUNTERS = (
 )
 
 
+def team_series(engine: EngineConfig) -> Metric:
+    """How many ranks share attention by heads, and how they join what they compute; 1: each computes its own."""
+    text = "Ranks that share attention by heads (--attention-tp), 1 where each computes its own"
+    values = [(engine.attention_tp_form, engine.attention_tp)]
+    return series(GaugeMetricFamily, "eprt_attention_tp_ranks", text, ("form",), values)
+
+
 class RankCollector:
     """One series per rank, layer or expert from the pool's state."""
 
@@ -51,6 +59,7 @@ class RankCollector:
         pool = self._pool
         yield GaugeMetricFamily("eprt_up", "1 while new requests are taken", value=pool.state == "serving")
         yield GaugeMetricFamily("eprt_sequences", "Sequences handed to the ranks and not ended", pool.num_sequences)
+        yield team_series(self._options.engine)
         yield from series_per_rank(COUNTERS, GAUGES, ((stats.rank, stats) for stats in pool.stats))
         yield from self._expert_load()
         yield from self._under_vllms_names()

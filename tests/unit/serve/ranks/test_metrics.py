@@ -6,18 +6,20 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
 
+from eprt.config import EngineConfig
 from eprt.engine.outputs import EngineStats
 from eprt.serve.ranks import metrics
 from eprt.serve.ranks.metrics import RankCollector
 from eprt.serve.ranks.request_metrics import RequestMetrics
 
+ENGINE = EngineConfig("model", page_size=16, attention_tp=2, attention_tp_form="reduce")
 # What the frontend has counted: nothing yet.
 FRONTEND = {"num_ranks": 2, "limits": None, "metrics": RequestMetrics()}
 
 
 def shown(pool: Any) -> dict[str, float]:
     registry = CollectorRegistry()
-    options: Any = SimpleNamespace(model_name="demo", engine=SimpleNamespace(page_size=16))
+    options: Any = SimpleNamespace(model_name="demo", engine=ENGINE)
     registry.register(RankCollector(pool, options))
     lines = [line for line in generate_latest(registry).decode().splitlines() if line[0] != "#"]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
@@ -36,6 +38,7 @@ def pool(state: str = "serving") -> Any:
 def test_every_rank_and_expert_has_its_series():
     values = shown(pool())
     assert values["eprt_up"] == 1 and values["eprt_sequences"] == 5
+    assert values['eprt_attention_tp_ranks{form="reduce"}'] == 2
     assert values['eprt_steps_total{rank="0"}'] == 10 and values['eprt_steps_total{rank="1"}'] == 11
     assert values['eprt_last_step_seconds{rank="1"}'] == 0.5 and values['eprt_kv_pages{rank="0"}'] == 8
     assert values['eprt_rank_expert_tokens_total{layer="1",rank="1"}'] == 10
@@ -58,8 +61,9 @@ def test_the_same_counts_stand_under_vllms_names():
 def test_before_the_ranks_have_reported_there_are_no_series_of_them():
     loading = SimpleNamespace(state="loading", num_sequences=0, infos=[], stats=[], **FRONTEND)
     values = shown(loading)
+    of_flags = values.pop('eprt_attention_tp_ranks{form="reduce"}')
     assert {name for name in values if name.startswith("eprt_")} == {"eprt_up", "eprt_sequences"}
-    assert not any(values.values())
+    assert of_flags == 2 and not any(values.values())
 
 
 def test_a_model_of_many_experts_has_no_series_per_expert(monkeypatch):
