@@ -276,6 +276,15 @@ def launched_rank() -> int | None:
     return None
 
 
+def launched_size() -> int | None:
+    """Of the job, as the MPI launcher announces it; None where it does not."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):  # Open MPI, then MPICH and Intel MPI
+        text = os.environ.get(name, "")
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
 def started_by_mpirun() -> bool:
     """Whether a launcher says that this process is a rank of an MPI job."""
     return launched_rank() is not None

@@ -142,11 +142,15 @@ class Channel:
 
         return wake
 
-    def watch_starters(self) -> None:
+    def watch_starters(self, mpirun: int) -> None:
         """From now on the end of mpirun, or of the launcher that started it, wakes `receive` and is appended to
         `stop_reasons`. A rank would otherwise serve on, and nobody could stop it.
+        mpirun: the process that was this one's parent when it began; it may be gone already.
         """
-        mpirun, launcher = os.getppid(), env.get("EPRT_LAUNCHER_PID")
+        if os.getppid() != mpirun:
+            self.stop_reasons.append(_gone("mpirun", mpirun))
+            return
+        launcher = env.get("EPRT_LAUNCHER_PID")
         self.watch_process("mpirun", mpirun)
         # On other hosts than the launcher's its pid is that of no process, or of another one.
         if launcher is not None and parent_of(mpirun) == launcher:
@@ -157,7 +161,7 @@ class Channel:
         # Kernels before 5.3 have no pidfd, and a parent outside this PID namespace has no pid here.
         with contextlib.suppress(OSError, AttributeError):
             fd = os.pidfd_open(pid)
-            self._watched[fd] = f"{who} (pid {pid}) is gone"
+            self._watched[fd] = _gone(who, pid)
             self._poll.register(fd, select.POLLIN)
 
     def _unwatch(self) -> None:
@@ -241,6 +245,10 @@ class Channel:
         except FrontendLostError:
             return True
         return False
+
+
+def _gone(who: str, pid: int) -> str:
+    return f"{who} (pid {pid}) is gone"
 
 
 def parent_of(pid: int) -> int | None:

@@ -46,7 +46,7 @@ from eprt.serve.ranks.start_engine import wait_admitted
 def run(options: ServeOptions) -> int:
     """Serves until told to stop, as a rank of mpirun or alone; returns the exit status."""
     _start_logging()
-    launched_rank = env.launched_rank()
+    launched_rank, starter = env.launched_rank(), os.getppid()
     if options.max_lost_ranks:
         raise OptionError("--max-lost-ranks: needs ranks that eprt starts on one host; leave out mpirun")
     if options.num_instances:
@@ -73,7 +73,7 @@ def run(options: ServeOptions) -> int:
     try:
         _leave_on_signals(channel)
         if launched_rank is not None:
-            channel.watch_starters()
+            channel.watch_starters(starter)
         worker.serve(options, group, channel)
     except FrontendLostError:
         return _report_lost_frontend(frontend)
@@ -152,6 +152,13 @@ def _start_logging() -> None:
 
 def _check_job(options: ServeOptions, group: EPGroup) -> None:
     """ValueError, on all ranks, where they were not started as one server. Collective."""
+    launched = env.launched_size()
+    if launched not in (None, group.size):
+        # MPI makes a job of its own of a process that finds no launcher.
+        raise ValueError(
+            f"mpirun started {launched} ranks, and MPI has {group.size}: either mpirun was killed meanwhile (start "
+            "again), or mpi4py uses another MPI than this mpirun belongs to (`eprt env` shows both)"
+        )
     if differs := first_difference(group, common_flags(options)):
         if differs.name in SECRET_FLAGS:
             what = f"has another {differs.name} than rank 0"

@@ -111,7 +111,7 @@ def test_the_end_of_mpirun_or_of_the_launcher_wakes_a_rank_once(ends, monkeypatc
         monkeypatch.setattr(channel_module.os, "getppid", lambda: mpirun.pid)
         monkeypatch.setattr(channel_module, "parent_of", lambda pid: launcher.pid)
         monkeypatch.setenv("EPRT_LAUNCHER_PID", str(launcher.pid))
-        channel.watch_starters()
+        channel.watch_starters(mpirun.pid)
         launcher.kill()
         channel.receive(None)
         mpirun.kill()
@@ -123,8 +123,16 @@ def test_the_end_of_mpirun_or_of_the_launcher_wakes_a_rank_once(ends, monkeypatc
 def test_a_launcher_elsewhere_is_not_watched(ends, monkeypatch):
     channel, _ = ends
     monkeypatch.setenv("EPRT_LAUNCHER_PID", str(os.getpid()))
-    channel.watch_starters()  # this process is not its parent's parent
+    channel.watch_starters(os.getppid())  # this process is not its parent's parent
     assert list(channel._watched.values()) == [f"mpirun (pid {os.getppid()}) is gone"]
+
+
+def test_an_mpirun_that_went_before_it_was_watched_is_noticed(ends):
+    channel, _ = ends
+    with subprocess.Popen([sys.executable, "-c", ""]) as mpirun:
+        mpirun.wait()
+    channel.watch_starters(mpirun.pid)
+    assert channel.stop_reasons == [f"mpirun (pid {mpirun.pid}) is gone"]
 
 
 def test_an_address_that_is_taken_is_said_once_with_a_remedy():

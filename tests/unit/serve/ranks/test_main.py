@@ -55,6 +55,15 @@ def test_flags_of_one_rank_only_are_refused(arguments, words, capfd, monkeypatch
     assert told == f"eprt serve: error: {words}; give all ranks the same flags\n", told
 
 
+def test_a_rank_that_mpi_took_for_a_job_of_its_own_does_not_serve(capfd, monkeypatch):
+    monkeypatch.setattr(EPGroup, "from_mpi", staticmethod(_GroupWithOthers))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert rank_main.run(_options("--port", "0")) == 2
+    told = capfd.readouterr().err
+    assert told.startswith("eprt serve: error: mpirun started 3 ranks, and MPI has 1: ") and told.count("\n") == 1, told
+
+
 def test_a_group_that_cannot_be_is_one_line(capfd, monkeypatch):
     def from_mpi():
         raise ValueError("[rank 0/2] EPRT_RANKS_PER_NODE differs between ranks: [None, 1]")
