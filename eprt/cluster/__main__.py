@@ -17,6 +17,7 @@ from eprt.model_config import require
 from eprt.models.hf_config import read_model_config
 
 _ITEMSIZE = {"fp8": 1.0, "int8": 1.0, "bf16": 2.0}
+_FASTEST_NIC_GBPS = 250.0  # beyond any card; a larger --nic is a figure in Gbit/s
 
 
 def parser() -> argparse.ArgumentParser:
@@ -123,7 +124,10 @@ def make_plan(arguments: argparse.Namespace) -> ClusterPlan:
     directory = arguments.model.parent
     what = f"is a file; give the directory that its config.json is in, as {directory}"
     require(not arguments.model.is_file(), f"--model {arguments.model}: {what}")
-    layout = ClusterLayout(arguments.nodes, arguments.gpus_per_node, arguments.nic, arguments.gpu)
+    nic = arguments.nic
+    in_bits = f"it is in GB/s; a card of {nic:g} Gbit/s has --nic {nic / 8:g}"
+    require(not nic > _FASTEST_NIC_GBPS, f"--nic {nic:g}: must be at most {_FASTEST_NIC_GBPS:g}; {in_bits}")
+    layout = ClusterLayout(arguments.nodes, arguments.gpus_per_node, nic, arguments.gpu)
     config = read_model_config(EngineConfig(model_dir=str(arguments.model)))
     weights = arguments.weights or ("fp8" if config.quant_method == "fp8" else "bf16")
     model = ModelCost(config, _ITEMSIZE[weights], _ITEMSIZE[weights])

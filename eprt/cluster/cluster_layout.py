@@ -6,7 +6,7 @@ from eprt.cluster.gpu_speed import SPEEDS, GpuSpeed
 from eprt.config import require
 
 _MOST = 10**9  # far beyond any cluster or request; larger figures would not fit into a float's arithmetic
-_SLOWEST_GBPS, _FASTEST_GBPS = 1e-6, 250.0  # of a card; above, somebody has written Gbit/s
+_SLOWEST_GBPS = 1e-6  # of a card
 
 
 def require_between(flag: str, value: float, least: float) -> None:
@@ -27,10 +27,6 @@ class ClusterLayout:
         require_between("--gpus-per-node", self.gpus_per_node, 1)
         require(self.nic_GBps > 0, f"--nic {self.nic_GBps}: must be above 0 GB/s")
         require_between("--nic", self.nic_GBps, _SLOWEST_GBPS)
-        in_bits = f"it is in GB/s; a card of {self.nic_GBps:g} Gbit/s has --nic {self.nic_GBps / 8:g}"
-        require(
-            self.nic_GBps <= _FASTEST_GBPS, f"--nic {self.nic_GBps:g}: must be at most {_FASTEST_GBPS:g}; {in_bits}"
-        )
         require(self.gpu in SPEEDS, f"--gpu {self.gpu!r}: must be one of {', '.join(SPEEDS)}")
 
     @property

@@ -127,7 +127,7 @@ def test_a_placement_of_another_model_is_refused_by_field_layer_and_value(http):
         (edited(lambda rows: [row.extend([0] * 4) for row in rows]), ["40 slots", "this server 36"]),
         ({"placement": {**placement, "num_gpus": 2}}, ["2 ranks", "this server 4"]),
         ({"placement": {**placement, "slot_weight": [[float(1)] * 3]}}, ["slot_weight"]),
-        ({"placement": []}, ["placement", "list"]),
+        ({"placement": []}, ["placement must be an object, not []"]),
         ({"placement": {}}, ["physical_to_logical_map"]),
     ):
         answer = post(http, body)

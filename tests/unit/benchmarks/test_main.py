@@ -54,7 +54,7 @@ def test_an_unknown_benchmark_is_refused(capsys):
     with pytest.raises(SystemExit):
         bench.main(["nonsense"])
     told = capsys.readouterr().err
-    assert "no benchmark nonsense; there are bench_balance, " in told and ", serve, soak" in told
+    assert "no benchmark nonsense; there are bench_affinity, " in told and ", serve, soak" in told
 
 
 def test_the_list_has_a_line_for_each(capsys):
