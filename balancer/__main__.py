@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from .commands import compare, plan, record, replay, show
+from .commands import compare, options, plan, record, replay, show
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 if the input cannot be used."""
     arguments = build_parser().parse_args(argv)
     try:
+        options.check_numbers(arguments)
         return arguments.run(arguments)
     except (ValueError, OSError, ImportError, MemoryError, RecursionError) as error:
         print(f"eprt balance: {error}", file=sys.stderr)

@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in arguments.placements:
         placement = options.read_placement(path, arguments.num_gpus, arguments.num_nodes)
         given[str(path) if path.stem in candidates | given else path.stem] = placement
+        options.check_fits(path, placement, arguments.load, load_LE)
     candidates |= given
     start, traffic = candidates["none"], arguments.traffic
     rows = [_row(name, one, load_LE, start, judged, traffic) for name, one in candidates.items()]
@@ -73,10 +74,7 @@ def _plans(
 def _row(
     name: str, placement: Placement, load_LE: np.ndarray, start: Placement, judged: RoutingTrace | None, objective: str
 ) -> dict[str, Any]:
-    try:
-        load_LG = placement.gpu_load(load_LE)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}: a placement of another model") from None
+    load_LG = placement.gpu_load(load_LE)
     skew_L = load_LG.max(1) / np.maximum(load_LG.mean(1), 1e-300)
     row: dict[str, Any] = {
         "plan": name,

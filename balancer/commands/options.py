@@ -20,6 +20,27 @@ from ..trace import RoutingTrace
 DEEPSEEK_V3_EXPERT_BYTES = 44_050_944
 
 
+# The least value of each flag that counts or measures something; a subcommand has some of them.
+_LEAST = {
+    "num_gpus": 1,
+    "num_slots": 1,
+    "num_nodes": 1,
+    "num_groups": 1,
+    "usable_slots": 1,
+    "min_gpus_per_expert": 1,
+    "seed": 0,
+    "last": 1,
+    "windows": 1,
+    "tokens": 0,
+    "memory": 1,
+    "every": 1,
+    "first_layer": 0,
+    "max_moves_per_layer": 0,
+    "max_bytes": 0,
+    "balance_allowance": 0,
+}
+
+
 def add_load(parser: argparse.ArgumentParser) -> None:
     text = (
         ".npz, .json or .jsonl of eprt, SGLang or RTP-LLM, SGLang's .pt, or a directory of SGLang's or "
@@ -62,6 +83,18 @@ def add_max_moves(parser) -> None:
 def add_plots(parser: argparse.ArgumentParser) -> None:
     text = "write PNG plots and report.html there (needs the extra eprt[plots])"
     parser.add_argument("--plots", metavar="DIR", type=Path, help=text)
+
+
+def check_numbers(arguments: argparse.Namespace) -> None:
+    """ValueError names the first flag that no plan can have, before any file is read."""
+    for name, least in _LEAST.items():
+        value = getattr(arguments, name, None)
+        if value is not None and not least <= value < 2**63:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {least} and below 2^63")
+    for name in ("bytes_per_expert", "window_s"):
+        value = getattr(arguments, name, None)
+        if value is not None and not 0 < value < 2**63:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be above 0 and below 2^63")
 
 
 def read_load_file(arguments: argparse.Namespace) -> LoadFile:
@@ -111,8 +144,18 @@ def read_placement(path: Path, num_gpus: int | None, num_nodes: int | None) -> P
             data.setdefault("num_gpus", num_gpus)
             data.setdefault("num_nodes", num_nodes or 1)
         return Placement.from_json(data)
+    except RecursionError:
+        raise ValueError(f"{path}: lists or objects nested too deep to be a placement") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def check_fits(path: Path, placement: Placement, load: Path, load_LE: np.ndarray) -> None:
+    """ValueError names both files where they are of different models."""
+    have, want = load_LE.shape, placement.replica_count.shape
+    if have != want:
+        sizes = f"{want[0]} layers of {want[1]} experts, {load} has {have[0]} of {have[1]}"
+        raise ValueError(f"{path}: {sizes}: a placement of another model")
 
 
 def contiguous_placement(load_shape: Sequence[int], cluster: dict[str, Any]) -> Placement:

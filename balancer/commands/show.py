@@ -31,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     if _is_placement(arguments.file):
         placement = options.read_placement(arguments.file, arguments.num_gpus, arguments.num_nodes)
         load_LE = None if arguments.load is None else read_load(arguments.load).total()
+        if load_LE is not None:
+            options.check_fits(arguments.file, placement, arguments.load, load_LE)
         text = _placement_text(placement, load_LE, arguments.all_layers)
     else:
         placement, load_LE = None, None
@@ -52,8 +54,8 @@ def _is_placement(path: Path) -> bool:
         return False
     try:
         data = json.loads(path.read_text())
-    except ValueError:
-        return False
+    except (ValueError, RecursionError):
+        return False  # read_load says what is wrong with it
     return isinstance(data, dict) and "physical_to_logical_map" in data
 
 

@@ -36,6 +36,8 @@ def read_load(path: str | Path) -> LoadFile:
         return _reader(path)(path)
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: lists or objects nested too deep to be a load file") from None
     except _DAMAGED as error:
         raise ValueError(f"{path}: damaged: {error}") from None
     except OSError as error:

@@ -51,6 +51,17 @@ def test_every_result_file_says_how_it_is_measured():
         assert one.needs and not missing, f"{one.name}: {missing}"
 
 
+def test_the_planner_is_every_module_that_a_plan_rests_on():
+    left, planner = ["plan", "replay", "moves", "split"], set()
+    while left:
+        module = left.pop()
+        if module not in planner:
+            planner.add(module)
+            left += re.findall(r"^from \.(\w+) import", (ROOT / "balancer" / f"{module}.py").read_text(), re.MULTILINE)
+    have = {path for path in MEASURED["balance_plans"].code if path.startswith("balancer/")}
+    assert have == {f"balancer/{module}.py" for module in planner}
+
+
 @pytest.mark.parametrize("name", sorted(BEHIND_README))
 def test_results_behind_readme_are_of_this_code(name):
     """Or the row carries the date on which it was measured: {selection.date} in its text."""

@@ -29,5 +29,5 @@ def test_compare_loses_no_placement_of_an_equal_name(load, tmp_path, capsys):
 
 
 def test_a_placement_of_another_model_is_named(load, tmp_path, capsys):
-    message = "other: load_LE has shape .*a placement of another model"
+    message = r"other.json: \d+ layers of 16 experts, .*load.npz has \d+ of 32: a placement of another model"
     check_refused(load, tmp_path, capsys, ["compare", *CLUSTER, "OTHER"], message)

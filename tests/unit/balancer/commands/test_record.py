@@ -56,3 +56,11 @@ def test_record_takes_differences(tmp_path, capsys):
     assert file.trace.topk_idx[1][:, 0].tolist() == [1, 0, 1, 0], "every token once, in the window of its step"
     assert main(["record", "--url", url, "--out", str(out)]) == 2
     assert "is a server running there?" in capsys.readouterr().err
+
+
+def test_where_the_recording_goes_is_checked_before_it(tmp_path, capsys):
+    for out in (tmp_path, tmp_path / "missing" / "a.npz"):
+        assert main(["record", "--url", "http://127.0.0.1:9", "--out", str(out)]) == 2
+        assert f"--out {out}: must name a file in a directory that can be written" in capsys.readouterr().err
+    assert main(["record", "--url", "http://127.0.0.1:9", "--out", "a.npz", "--window-s", "nan"]) == 2
+    assert "--window-s nan: must be above 0" in capsys.readouterr().err

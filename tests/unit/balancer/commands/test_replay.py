@@ -36,6 +36,9 @@ def test_plots_without_matplotlib_say_what_to_install(load, tmp_path, monkeypatc
     [
         ([*CLUSTER, "--policies", "magic"], "unknown policy 'magic'; known are none, eplb"),
         (["--num-gpus", "8", "--policies", "affinity"], "affinity needs routing traces"),
+        ([*CLUSTER, "--windows", "0"], "--windows 0: must be at least 1"),
+        ([*CLUSTER, "--memory", "0"], "--memory 0: must be at least 1"),
+        ([*CLUSTER, "--every", "-2"], "--every -2: must be at least 1"),
         ([*CLUSTER, "--windows", "1"], "1 window: a replay needs two or more"),
         ([*CLUSTER, "--masked-gpus", "7"], "gpu_speed: EPLB does not support it; leave out the policy eplb"),
     ],

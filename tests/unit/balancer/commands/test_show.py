@@ -16,3 +16,18 @@ def test_show(load, tmp_path, capsys):
     assert "40 slots on 8 GPUs" in text and "8 more layers; --all-layers shows them" in text
     assert main(["show", str(out), "--plots", str(tmp_path)]) == 2
     assert "--plots needs a placement and --load" in capsys.readouterr().err
+
+
+def test_a_placement_of_another_model_is_named_with_the_load(load, tmp_path, capsys):
+    out = tmp_path / "p.json"
+    plan(np.ones((20, 16)), num_gpus=8, num_slots=40).save(out)
+    assert main(["show", str(out), "--load", str(load)]) == 2
+    message = f"{out}: 20 layers of 16 experts, {load} has 2 of 32: a placement of another model"
+    assert message in capsys.readouterr().err
+
+
+def test_files_nested_without_end_are_named(tmp_path, capsys):
+    path = tmp_path / "deep.json"
+    path.write_text('{"physical_to_logical_map": ' + "[" * 100_000)
+    assert main(["show", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"eprt balance: {path}: lists or objects nested too deep")
