@@ -30,8 +30,9 @@ def add_parser(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if _is_placement(arguments.file):
         placement = options.read_placement(arguments.file, arguments.num_gpus, arguments.num_nodes)
-        load_LE = None if arguments.load is None else read_load(arguments.load).total()
-        if load_LE is not None:
+        load_LE = None
+        if arguments.load is not None:
+            load_LE = read_load(arguments.load).total()
             options.check_fits(arguments.file, placement, arguments.load, load_LE)
         text = _placement_text(placement, load_LE, arguments.all_layers)
     else:
