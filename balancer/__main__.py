@@ -1,6 +1,7 @@
 """`eprt balance` and `python -m eprt.balancer`: chooses the subcommand. Each one is a file in commands/."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         options.check_numbers(arguments)
-        return arguments.run(arguments)
+        status = arguments.run(arguments)
+        print(end="", flush=True)  # here, where a reader that has gone is no error yet
+        return status
+    except BrokenPipeError:  # a reader that has seen enough, as `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError, ImportError, MemoryError, RecursionError) as error:
         print(f"eprt balance: {error}", file=sys.stderr)
         return 2

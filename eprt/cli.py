@@ -3,6 +3,8 @@
 A program is imported when it is chosen, so that `eprt env` runs where torch or MPI is missing. Knows nothing of flags.
 """
 
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -46,7 +48,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argument.startswith("--") and argument.endswith("=--"):  # argparse of Python 3.11 takes it for an empty list
             print(f"eprt {word}: {argument}: -- is not a value", file=sys.stderr)
             return 2
-    return _load(word)(rest) or 0
+    try:
+        return _flushed(_load(word), rest)
+    except KeyboardInterrupt:  # of a program that has no other use for it
+        print(f"eprt {word}: interrupted", file=sys.stderr)
+        return 130  # as shells say it of SIGINT
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _flushed(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:
+    """Writes out what is printed here, where a reader that has gone can still be told from an error."""
+    try:
+        status = program(arguments) or 0
+    except SystemExit:  # of --help
+        print(end="", flush=True)
+        raise
+    print(end="", flush=True)
+    return status
+
+
+def _reader_has_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _load(word: str) -> Callable[[Sequence[str]], int | None]:

@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         env.check()
         return _generate(arguments)
+    except BrokenPipeError:  # `eprt` knows of readers that have seen enough
+        raise
     except (ValueError, OSError, ImportError, MemoryError) as error:
         report_mistake("eprt generate", error, env.launched_rank())
         if mpi := sys.modules.get("mpi4py.MPI"):

@@ -85,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.out.write_text(text)
             most = (load_LE.max(axis=1) / load_LE.mean(axis=1)).max()
             print(f"wrote {arguments.out}: {count_V.sum()} tokens, most loaded expert {most:.2f} times the mean")
+    except BrokenPipeError:  # `eprt` knows of readers that have seen enough
+        raise
     except (ValueError, OSError) as error:
         print(f"eprt hash-load: error: {error}", file=sys.stderr)
         return 2

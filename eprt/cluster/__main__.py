@@ -106,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"eprt plan-cluster: --plot: {error.name} is not installed; pip install {error.name}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `eprt` knows of readers that have seen enough
+        raise
     except (ValueError, OSError) as error:
         print(f"eprt plan-cluster: {error}", file=sys.stderr)
         return 2

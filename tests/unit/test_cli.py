@@ -1,8 +1,10 @@
 """The `eprt` command finds its programs, and each explains itself."""
 
+import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,3 +79,35 @@ def test_an_address_that_is_empty_is_told(arguments, capfd):
     with pytest.raises(SystemExit) as caught:
         cli.main(["diagnose", *arguments])
     assert caught.value.code == 2 and "error: DIR or URL is empty" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["env", "--variables"], ["balance", "show", "LOAD"], ["balance", "show", "--help"]])
+def test_a_reader_that_has_seen_enough_is_no_error(words, tmp_path):
+    """As after `| head`: nothing on standard error, and status 0."""
+    (tmp_path / "load.json").write_text('{"load": [[1, 2], [3, 4]]}')
+    words = [str(tmp_path / "load.json") if word == "LOAD" else word for word in words]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "eprt.cli", *words], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_interrupt_is_one_line(capsys, monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=interrupted))
+    assert cli.main(["convert", "a", "b"]) == 130
+    assert capsys.readouterr() == ("", "eprt convert: interrupted\n")
+
+
+def test_a_broken_pipe_to_anything_else_is_not_hidden(capfd, monkeypatch):
+    def failed(arguments):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=failed))
+    with pytest.raises(BrokenPipeError):
+        cli.main(["serve"])
