@@ -16,6 +16,7 @@ from .daemon import Daemon, Status
 from .remote import RemoteServer
 from .trigger import TriggerConfig
 
+_LONGEST_S = 1e9  # no system sleeps much longer at once
 _REPEAT_S = 60.0  # without a terminal, a line at least this often
 
 
@@ -63,8 +64,8 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _controller(arguments: argparse.Namespace) -> Controller:
-    if not arguments.interval > 0:
-        raise ValueError(f"--interval {arguments.interval}: must be above 0")
+    if not 0 < arguments.interval < _LONGEST_S:
+        raise ValueError(f"--interval {arguments.interval}: must be above 0 and below {_LONGEST_S:g} seconds")
     if arguments.max_moves_per_layer is not None and arguments.max_moves_per_layer < 1:
         raise ValueError(f"--max-moves-per-layer {arguments.max_moves_per_layer}: must be at least 1")
     try:

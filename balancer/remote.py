@@ -69,6 +69,8 @@ class RemoteServer:
             api_key or _key_of_environment(),
             timeout_s,
         )
+        if self._api_key and not (self._api_key.isascii() and self._api_key.isprintable()):
+            raise ValueError("--api-key, EPRT_ADMIN_KEY, EPRT_API_KEY: a key must be printable ASCII")
 
     def load_snapshot(self) -> ServerSnapshot:
         """NoLoadError if the server has counted no load yet."""

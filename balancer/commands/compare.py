@@ -26,7 +26,7 @@ def add_parser(commands) -> None:
     options.add_cluster(parser)
     parser.add_argument("placements", nargs="*", type=Path, metavar="PLACEMENT", help="placement files to include")
     parser.add_argument("--last", type=int, metavar="N", help="use only the last N windows of the file")
-    options.add_traffic(parser)
+    options.add_traffic(parser, with_allowance=False)  # it compares several
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options.add_plots(parser)
     parser.set_defaults(run=run)
@@ -46,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = {}
     for path in arguments.placements:
         placement = options.read_placement(path, arguments.num_gpus, arguments.num_nodes)
+        if placement.num_gpus != arguments.num_gpus:
+            raise ValueError(f"{path}: a placement on {placement.num_gpus} GPUs, --num-gpus is {arguments.num_gpus}")
         given[str(path) if path.stem in candidates | given else path.stem] = placement
         options.check_fits(path, placement, arguments.load, load_LE)
     candidates |= given

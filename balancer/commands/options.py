@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -40,6 +41,10 @@ _LEAST = {
     "balance_allowance": 0,
 }
 
+# What each must be below; else 2^63. Beyond, the planner's 32-bit integers and the memory of any machine end.
+_BELOW_POWER = {"num_gpus": 20, "num_slots": 31, "usable_slots": 31, "window_s": 30}
+_SPEEDS = 1e-6, 1e6  # of GPUs relative to each other; arithmetic with more than that between them has no digits left
+
 
 def add_load(parser: argparse.ArgumentParser) -> None:
     text = (
@@ -66,13 +71,15 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--masked-gpus", type=gpus, metavar="G,G,...", help="GPUs that must stay empty")
 
 
-def add_traffic(parser: argparse.ArgumentParser) -> None:
+def add_traffic(parser: argparse.ArgumentParser, *, with_allowance: bool = True) -> None:
     add = parser.add_argument
     text = "which traffic between nodes to reduce, default %(default)s"
     add("--traffic", choices=list(OBJECTIVES), default="node_copies", help=text)
+    add("--any-source", action="store_true", help="ignore the ranks of the tokens, recorded on another cluster")
+    if not with_allowance:
+        return
     text = "fraction by which the largest GPU load may exceed that of a plan for balance alone; default %(default)s"
     add("--balance-allowance", type=float, default=0.02, metavar="X", help=text)
-    add("--any-source", action="store_true", help="ignore the ranks of the tokens, recorded on another cluster")
 
 
 def add_max_moves(parser) -> None:
@@ -89,12 +96,27 @@ def check_numbers(arguments: argparse.Namespace) -> None:
     """ValueError names the first flag that no plan can have, before any file is read."""
     for name, least in _LEAST.items():
         value = getattr(arguments, name, None)
-        if value is not None and not least <= value < 2**63:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {least} and below 2^63")
+        power = _BELOW_POWER.get(name, 63)
+        if value is not None and not least <= value < 2**power:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {least} and below 2^{power}")
     for name in ("bytes_per_expert", "window_s"):
         value = getattr(arguments, name, None)
-        if value is not None and not 0 < value < 2**63:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be above 0 and below 2^63")
+        power = _BELOW_POWER.get(name, 63)
+        if value is not None and not 0 < value < 2**power:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be above 0 and below 2^{power}")
+    for name in ("out", "plots"):
+        if (value := getattr(arguments, name, None)) is not None:
+            _check_writable(name, str(value))
+
+
+def _check_writable(name: str, given: str) -> None:
+    """Before minutes of planning or recording."""
+    path = Path(given)
+    if name == "plots":
+        if path.exists() and not (path.is_dir() and os.access(path, os.W_OK)):
+            raise ValueError(f"--plots {given}: must name a directory that can be written")
+    elif not given or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"--out {given}: must name a file in a directory that can be written")
 
 
 def read_load_file(arguments: argparse.Namespace) -> LoadFile:
@@ -116,14 +138,32 @@ def cluster_arguments(arguments: argparse.Namespace, num_experts: int) -> dict[s
     chosen = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.num_slots is None:
         chosen["num_slots"] = fewest_slots(num_experts, arguments.num_gpus)
-    speed_G = np.ones(arguments.num_gpus) if arguments.gpu_speed is None else np.array(arguments.gpu_speed)
+    most = num_experts * arguments.num_gpus
+    if chosen["num_slots"] > most:
+        raise ValueError(f"--num-slots {chosen['num_slots']}: no GPU needs an expert twice; use at most {most}")
+    speed_G = _speeds(arguments)
     for gpu in arguments.masked_gpus or ():
         if not 0 <= gpu < len(speed_G):
             raise ValueError(f"--masked-gpus: {gpu} is not one of the GPUs 0 to {len(speed_G) - 1}")
         speed_G[gpu] = 0
+    if not speed_G.any():
+        raise ValueError("--gpu-speed, --masked-gpus: every GPU is masked: none is left to hold experts")
     if arguments.gpu_speed is not None or arguments.masked_gpus:
         chosen["gpu_speed"] = speed_G
     return chosen
+
+
+def _speeds(arguments: argparse.Namespace) -> np.ndarray:
+    if arguments.gpu_speed is None:
+        return np.ones(arguments.num_gpus)
+    speed_G = np.array(arguments.gpu_speed)
+    if len(speed_G) != arguments.num_gpus:
+        raise ValueError(f"--gpu-speed has {len(speed_G)} numbers: must be one for each of {arguments.num_gpus} GPUs")
+    least, most = _SPEEDS
+    for speed in speed_G.tolist():
+        if speed != 0 and not least <= speed <= most:
+            raise ValueError(f"--gpu-speed {speed:g}: must be from {least:g} to {most:g}, or 0 for a masked GPU")
+    return speed_G
 
 
 def traffic_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -144,6 +184,8 @@ def read_placement(path: Path, num_gpus: int | None, num_nodes: int | None) -> P
             data.setdefault("num_gpus", num_gpus)
             data.setdefault("num_nodes", num_nodes or 1)
         return Placement.from_json(data)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not text in UTF-8; a placement is a JSON file") from None
     except RecursionError:
         raise ValueError(f"{path}: lists or objects nested too deep to be a placement") from None
     except ValueError as error:

@@ -45,6 +45,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    _check_belonging(arguments)
     if arguments.target in TARGETS:
         _check_target(arguments)
     file = options.read_load_file(arguments)
@@ -80,6 +81,17 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(text, end="")
     return 0
+
+
+def _check_belonging(arguments: argparse.Namespace) -> None:
+    """What would be ignored is refused."""
+    for flag, value, other, has_other in (
+        ("--first-layer", arguments.first_layer, "--for", arguments.target in TARGETS),
+        ("--bytes-per-expert", arguments.bytes_per_expert, "--max-bytes", arguments.max_bytes is not None),
+        ("--any-source", arguments.any_source or None, "--coactivation", arguments.coactivation is not None),
+    ):
+        if value is not None and not has_other:
+            raise ValueError(f"{flag} does nothing without {other}: give both or none")
 
 
 def _check_target(arguments: argparse.Namespace) -> None:

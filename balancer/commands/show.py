@@ -30,12 +30,23 @@ def add_parser(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if _is_placement(arguments.file):
         placement = options.read_placement(arguments.file, arguments.num_gpus, arguments.num_nodes)
+        for name in ("num_gpus", "num_nodes"):
+            given, own = getattr(arguments, name), getattr(placement, name)
+            if given not in (None, own):
+                raise ValueError(f"--{name.replace('_', '-')} {given}: {arguments.file} says {own}; leave the flag out")
         load_LE = None
         if arguments.load is not None:
             load_LE = read_load(arguments.load).total()
             options.check_fits(arguments.file, placement, arguments.load, load_LE)
         text = _placement_text(placement, load_LE, arguments.all_layers)
     else:
+        for flag, value in (
+            ("load", arguments.load),
+            ("num-gpus", arguments.num_gpus),
+            ("num-nodes", arguments.num_nodes),
+        ):
+            if value is not None:
+                raise ValueError(f"--{flag} {value} is for a placement; {arguments.file} is none")
         placement, load_LE = None, None
         text = _load_text(read_load(arguments.file), arguments.all_layers)
     print(text)

@@ -9,6 +9,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
+import numpy as np
+
 from ..loads import LoadFile
 from . import eprt_npz, json_load, sglang, tensorrt_llm
 
@@ -33,9 +35,11 @@ def read_load(path: str | Path) -> LoadFile:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or directory")
     try:
-        return _reader(path)(path)
+        return _countable(_reader(path)(path))
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path}: {error}") from None
+    except OverflowError as error:
+        raise ValueError(f"{path}: a number beyond all measure: {error}") from None
     except RecursionError:
         raise ValueError(f"{path}: lists or objects nested too deep to be a load file") from None
     except _DAMAGED as error:
@@ -44,6 +48,13 @@ def read_load(path: str | Path) -> LoadFile:
         if error.filename is not None:
             raise
         raise ValueError(f"{path}: damaged: {error}") from None  # zipfile followed a damaged offset
+
+
+def _countable(file: LoadFile) -> LoadFile:
+    with np.errstate(over="ignore"):
+        if not np.isfinite(file.load_WLE.sum()):
+            raise ValueError("the sum of its load is beyond all numbers")
+    return file
 
 
 def _reader(path: Path):

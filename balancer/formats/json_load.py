@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import is_int
 from ..loads import LoadFile
 
 SERVER_SCHEMA = "eprt.load/1"
@@ -99,7 +100,10 @@ def _load(document: Any) -> tuple[str, np.ndarray]:
 def _first_layer(document: dict, name: str) -> int | None:
     """The model's layer of row 0. SGLang and RTP-LLM have a row for every layer of the model."""
     if name == "server":
-        return document["layers"][0].get("layer")
+        layer = document["layers"][0].get("layer")
+        if layer is not None and not is_int(layer, 0):
+            raise ValueError(f"layers[0].layer = {layer!r}: must be an integer of at least 0")
+        return layer
     return 0 if name in ("SGLang", "RTP-LLM") else None
 
 
@@ -114,7 +118,10 @@ def _array(rows: Any, field: str) -> np.ndarray:
 def _difference(load_LE: np.ndarray, document: dict, last: dict | None) -> np.ndarray | None:
     """Tokens since the previous answer; all tokens in the first answer and after a restart; None if there are none."""
     if last is not None and last.get("server_id") == document.get("server_id"):
-        load_LE = load_LE - _load(last)[1]
+        before_LE = _load(last)[1]
+        if load_LE.shape != before_LE.shape:
+            raise ValueError(f"the counters have shape {load_LE.shape}, in the line before {before_LE.shape}")
+        load_LE = load_LE - before_LE
         if (load_LE < 0).any():
             raise ValueError("the counters are smaller than in the line before: the lines are out of order")
     return load_LE if load_LE.any() else None

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..checks import is_int
+
 _DTYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
@@ -25,7 +27,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
 def _tensor(name: str, entry: dict, data: bytes) -> np.ndarray:
     try:
         (begin, end), dtype, shape = entry["data_offsets"], str(entry["dtype"]), [int(n) for n in entry["shape"]]
-        if not 0 <= int(begin) <= int(end) or min(shape, default=0) < 0:
+        if not (is_int(begin, 0) and is_int(end, begin)) or min(shape, default=0) < 0:
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"damaged: the header's entry {name!r} is {entry!r}") from None

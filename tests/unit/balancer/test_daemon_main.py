@@ -23,6 +23,11 @@ def test_a_wrong_key_or_flag_ends_it_in_one_line(played, capsys):
         (["--url", "http://"], "must be the address of a server"),
         (["--url", "localhost:8000"], "--url localhost:8000: must begin with http:// or https://"),
         (["--url", played.url, "--interval", "0"], "--interval 0.0: must be above 0"),
+        (
+            ["--url", played.url, "--interval", "1e10"],
+            "--interval 10000000000.0: must be above 0 and below 1e+09 seconds",
+        ),
+        (["--url", played.url, "--api-key", "a\nb"], "EPRT_API_KEY: a key must be printable ASCII"),
         (["--url", played.url, "--max-moves-per-layer", "0"], "--max-moves-per-layer 0: must be at least 1"),
         (["--url", played.url, "--cooldown", "-1"], "--cooldown -1.0: must be finite"),
         (["--url", played.url, "--min-gain", "nan"], "--min-gain nan: must be finite"),

@@ -1,7 +1,9 @@
 """eprt balance compare."""
 
 import json
+import sys
 
+import pytest
 from eprt.balancer.__main__ import main
 
 from tests.unit.balancer.commands.cases import CLUSTER, check_refused
@@ -31,3 +33,17 @@ def test_compare_loses_no_placement_of_an_equal_name(load, tmp_path, capsys):
 def test_a_placement_of_another_model_is_named(load, tmp_path, capsys):
     message = r"other.json: \d+ layers of 16 experts, .*load.npz has \d+ of 32: a placement of another model"
     check_refused(load, tmp_path, capsys, ["compare", *CLUSTER, "OTHER"], message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*CLUSTER[2:], "--num-gpus", "4", "OTHER"], "other.json: a placement on 8 GPUs, --num-gpus is 4"),
+        ([*CLUSTER, "--masked-gpus", "0,1,2,3,4,5,6,7"], "every GPU is masked: none is left to hold experts"),
+        ([*CLUSTER, "--gpu-speed", "1"], "--gpu-speed has 1 numbers: must be one for each of 8 GPUs"),
+        ([*CLUSTER, "--plots", "/dev/null"], "--plots /dev/null: must name a directory that can be written"),
+        ([*CLUSTER, sys.executable], "not text in UTF-8; a placement is a JSON file"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(load, tmp_path, capsys, words, message):
+    check_refused(load, tmp_path, capsys, ["compare", *words], message)

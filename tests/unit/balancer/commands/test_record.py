@@ -64,3 +64,7 @@ def test_where_the_recording_goes_is_checked_before_it(tmp_path, capsys):
         assert f"--out {out}: must name a file in a directory that can be written" in capsys.readouterr().err
     assert main(["record", "--url", "http://127.0.0.1:9", "--out", "a.npz", "--window-s", "nan"]) == 2
     assert "--window-s nan: must be above 0" in capsys.readouterr().err
+    assert main(["record", "--url", "http://127.0.0.1:9", "--out", "a.npz", "--window-s", "1e10"]) == 2
+    assert "--window-s 10000000000.0: must be above 0 and below 2^30" in capsys.readouterr().err
+    assert main(["record", "--url", "http://127.0.0.1:9", "--out", "a.npz", "--api-key", "a\nb"]) == 2
+    assert "EPRT_API_KEY: a key must be printable ASCII" in capsys.readouterr().err

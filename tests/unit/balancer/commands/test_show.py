@@ -31,3 +31,17 @@ def test_files_nested_without_end_are_named(tmp_path, capsys):
     path.write_text('{"physical_to_logical_map": ' + "[" * 100_000)
     assert main(["show", str(path)]) == 2
     assert capsys.readouterr().err.startswith(f"eprt balance: {path}: lists or objects nested too deep")
+
+
+def test_flags_that_would_be_ignored_are_refused(load, tmp_path, capsys):
+    out = tmp_path / "p.json"
+    plan(np.ones((2, 32)), num_gpus=8, num_slots=40).save(out)
+    for words, message in (
+        ([str(load), "--num-gpus", "8"], f"--num-gpus 8 is for a placement; {load} is none"),
+        ([str(load), "--load", str(load)], f"--load {load} is for a placement; {load} is none"),
+        ([str(out), "--num-gpus", "4"], f"--num-gpus 4: {out} says 8; leave the flag out"),
+        ([str(out), "--num-nodes", "2"], f"--num-nodes 2: {out} says 1; leave the flag out"),
+    ):
+        assert main(["show", *words]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["show", str(out), "--num-gpus", "8"]) == 0

@@ -96,3 +96,25 @@ def test_bad_json_is_named(tmp_path, text, message):
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(ValueError, match=message):
         read_load(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"load": [[1' + "0" * 400 + ", 1]]}", "a number beyond all measure"),
+        ('{"load": [[1e308, 1e308]]}', "the sum of its load is beyond all numbers"),
+        (
+            '{"schema": "eprt.load/1", "layers": [{"layer": "3", "per_expert": [1, 2]}]}',
+            r"layers\[0\].layer = '3': must be an integer of at least 0",
+        ),
+        (
+            "\n".join(json.dumps(server(load)) for load in ([[1, 2]], [[1, 2, 3]])),
+            r"line 2: the counters have shape \(1, 3\), in the line before \(1, 2\)",
+        ),
+    ],
+)
+def test_numbers_that_no_load_has_are_named(tmp_path, text, message):
+    path = tmp_path / "load.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"load.jsonl: {message}"):
+        read_load(path)

@@ -53,3 +53,10 @@ def test_a_file_shorter_than_its_header_is_named(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"\x10\0\0")
     with pytest.raises(ValueError, match="cut off, or not a safetensors file"):
         safetensors_file.load(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("offsets", [["0", "16"], [0.0, 16.0], [float("inf"), float("inf")], [True, 16]])
+def test_offsets_that_are_no_integers_are_named(tmp_path, offsets):
+    header = {"counts": {"dtype": "I32", "shape": [4], "data_offsets": offsets}}
+    with pytest.raises(ValueError, match="damaged: the header's entry 'counts'"):
+        safetensors_file.load(written(tmp_path / "a.safetensors", header, b"\0" * 16))
