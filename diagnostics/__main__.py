@@ -167,6 +167,19 @@ def _check_compared(parser: argparse.ArgumentParser, arguments: argparse.Namespa
         parser.error(f"--{given} is for --method robust: {arguments.method} compares ranks with each other alone")
 
 
+def _check_form(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Flags of the page beside what shows none, and a server's key without a server."""
+    forms = ("json", "text", "mute", "unmute", "save_baseline")
+    if (form := _given(arguments, forms)) and (given := _given(arguments, ("port", "open"))):
+        parser.error(f"--{given} is for the page, which --{form} does not show")
+    if form and arguments.allow_host:
+        parser.error(f"--allow-host is for the page, which --{form} does not show")
+    if arguments.api_key and not arguments.url:
+        parser.error("--api-key is for --url")
+    if arguments.save_baseline and (given := _given(arguments, ("json", "text", "ever"))):
+        parser.error(f"--{given} does nothing beside --save-baseline, which only saves")
+
+
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> str:
     """The first flag of these that was given; empty: none."""
     return next((name.replace("_", "-") for name in names if getattr(arguments, name) not in (None, False)), "")
@@ -213,6 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--port {arguments.port}: must be 0..65535")
     _check_compared(parser, arguments)
     _check_mutes(parser, arguments)
+    _check_form(parser, arguments)
     try:
         if arguments.mute or arguments.unmute:
             return _change_mutes(arguments)

@@ -145,7 +145,10 @@ def parse_until(text: str, now_s: float) -> float:
         raise ValueError(
             f"{text}: must be a date, as 2026-12-01 or 2026-12-01T08:00, or a span, as 12h or 7d"
         ) from None
-    until = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    try:
+        until = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).timestamp()
+    except OverflowError:
+        raise ValueError(f"{text}: must be in the years 1 to 9999, in UTC") from None
     if until <= now_s:
         raise ValueError(f"{text}: is over already")
     return until
@@ -171,7 +174,7 @@ class MuteFile:
             raise ValueError(f"{self.path}: not an object of schema {SCHEMA} with a list of mutes")
         try:
             mutes = [Mute(check_place(m["place"]), float(m["until"]), str(m.get("note", ""))) for m in data["mutes"]]
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self.path}: a mute is not a place and a time: {error}") from None
         return [mute for mute in mutes if now_s < mute.until < math.inf]
 

@@ -1,5 +1,6 @@
 """ServerSource: a recording of a running server, over HTTP. Knows the server's replies, and nothing of its inside."""
 
+import http.client
 import json
 import logging
 import os
@@ -8,7 +9,7 @@ import urllib.error
 import urllib.request
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from ..log.events import WindowRecord
 from ..mutes import MuteChange
@@ -48,9 +49,13 @@ class Client:
     def __init__(self, url: str, api_key: str | None = None, instance: str = ""):
         if not url.startswith(("http://", "https://")):
             raise ServerError(f"--url {url}: must begin with http:// or https://")
+        if not _is_address(url):
+            raise ServerError(f"--url {url!r}: must be the address of a server, as http://127.0.0.1:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._instance = f"instance={quote(instance, safe='')}" if instance else ""
         self._api_key = api_key or os.environ.get("EPRT_API_KEY") or None
+        if not (self._api_key or "").isascii() or not (self._api_key or "").isprintable():
+            raise ServerError("--api-key, EPRT_API_KEY: must be printable ASCII")
 
     def get(self, path: str) -> Any:
         """Parsed JSON. ServerError when there is none."""
@@ -66,7 +71,9 @@ class Client:
         reply = self._ask(
             urllib.request.Request(self.url + self._of_instance(_MUTES), json.dumps(fields).encode(), headers)
         )
-        return bool(reply["changed"])
+        if not isinstance(reply, dict) or not isinstance(reply.get("changed"), bool):
+            raise ServerError(f"{self.url}{_MUTES} is not an answer of an eprt server: it says nothing of changed")
+        return reply["changed"]
 
     def _of_instance(self, path: str) -> str:
         return f"{path}{'&' if '?' in path else '?'}{self._instance}" if self._instance else path
@@ -82,7 +89,7 @@ class Client:
         except urllib.error.HTTPError as error:
             remedy = "; --api-key gives the server's key" if error.code == 401 else _said_in(error)
             raise ServerError(f"{request.full_url} answers {error.code} {error.reason}{remedy}", error.code) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:  # or no HTTP, or no JSON
             reason = getattr(error, "reason", error)
             raise ServerError(f"{request.full_url} cannot be read: {reason}") from None
 
@@ -120,6 +127,14 @@ class Client:
                     got = fields.get(name) if isinstance(fields, dict) else fields
                     raise ServerError(f"{what}: {place}{name} is {json.dumps(got)[:80]}")
         return reply
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and url.isprintable() and " " not in url
+    except ValueError:  # brackets, a port that is none
+        return False
 
 
 def _said_in(error: urllib.error.HTTPError) -> str:

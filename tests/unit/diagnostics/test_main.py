@@ -206,6 +206,11 @@ def test_text_has_colours_where_they_are_wanted(log_8, capsys):
         (["--url", "http://y", "--text", "--method", "zscore"], "is for DIR, with --text or --json"),
         (["--url", "http://y", "--windows", "1-2"], "--windows is for DIR"),
         (["--url", "http://y", "--save-baseline", "f"], "--save-baseline is for DIR"),
+        (["x", "--text", "--port", "80"], "--port is for the page, which --text does not show"),
+        (["x", "--mute", "job", "--until", "1h", "--open"], "--open is for the page, which --mute does not show"),
+        (["x", "--json", "--allow-host", "h"], "--allow-host is for the page, which --json does not show"),
+        (["x", "--api-key", "k"], "--api-key is for --url"),
+        (["x", "--save-baseline", "f", "--text"], "--text does nothing beside --save-baseline"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments, message, capsys):

@@ -135,3 +135,12 @@ def test_a_mute_without_an_end_is_none(tmp_path):
 def test_a_change_nested_without_end_is_refused():
     with pytest.raises(ValueError, match="nested too deeply"):
         MuteChange.from_json(b"[" * 100_000, NOW_S)
+
+
+def test_an_end_that_no_calendar_has_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="9999-12-31T23:59:59-01:00: must be in the years 1 to 9999, in UTC"):
+        parse_until("9999-12-31T23:59:59-01:00", 0.0)
+    path = tmp_path / "mutes.json"
+    path.write_text('{"schema": "eprt.mutes/1", "mutes": [{"place": "job", "until": 1' + "0" * 400 + "}]}")
+    with pytest.raises(ValueError, match=r"mutes\.json: a mute is not a place and a time"):
+        MuteFile(path).read(0.0)

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import socket
+import threading
 
 import pytest
 from eprt.diagnostics import Report
@@ -99,3 +101,32 @@ def test_a_server_that_does_not_send_its_windows_is_named(monkeypatch):
 def test_an_address_must_be_one():
     with pytest.raises(ServerError, match="--url somewhere:8000: must begin with http:// or https://"):
         Client("somewhere:8000")
+    for url in ("http://[", "http://h:99999999", "http://h/a b", "http://"):
+        with pytest.raises(ServerError, match=r"--url .*: must be the address of a server"):
+            Client(url)
+    with pytest.raises(ServerError, match="--api-key, EPRT_API_KEY: must be printable ASCII"):
+        Client("http://h", "a\nb")
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 200_000])
+def test_what_answers_in_another_protocol_is_named(answer):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            caller, _ = listener.accept()
+            with caller:
+                caller.recv(65536)
+                caller.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ServerError, match=f"{url}/v1/eprt/diagnose cannot be read: "):
+            Client(url).findings()
+
+
+@pytest.mark.parametrize("reply", [[], {}, {"changed": "no"}])
+def test_a_reply_to_a_mute_that_says_nothing_is_named(reply, monkeypatch):
+    client = Client("http://h")
+    monkeypatch.setattr(client, "_ask", lambda request: reply)
+    with pytest.raises(ServerError, match="it says nothing of changed"):
+        client.change_mutes(MuteChange("job", None))
