@@ -71,10 +71,7 @@ class ChatClient:
                 data = line.strip().removeprefix(b"data:").strip()
                 if not line.startswith(b"data:") or data == b"[DONE]":
                     continue
-                event = json.loads(data)
-                if "error" in event:
-                    raise ChatError(event["error"].get("message", "the server says no more"))
-                yield from (choice.get("delta") or {} for choice in event.get("choices", ()))
+                yield from _deltas_of(json.loads(data), self.url)
 
     @contextlib.contextmanager
     def _ask(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
@@ -88,12 +85,24 @@ class ChatClient:
             if reply.status != 200:
                 raise ChatError(_told(self.url, reply.status, reply.read()))
             yield reply
+        except RecursionError:
+            raise ChatError(f"{self.url}: its answer is nested too deeply") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ChatError(
                 f"{self.url}: {getattr(error, 'strerror', None) or error or type(error).__name__}"
             ) from None
         finally:
             connection.close()
+
+
+def _deltas_of(event: Any, url: str) -> list[dict[str, Any]]:
+    """ChatError for one that tells of an error, or is none of a chat completion."""
+    try:
+        if "error" in event:
+            raise ChatError(event["error"].get("message", "the server says no more"))
+        return [dict(choice.get("delta") or {}) for choice in event.get("choices", ())]
+    except (AttributeError, TypeError, ValueError):
+        raise ChatError(f"{url}: not an answer of an OpenAI-compatible server: {json.dumps(event)[:80]}") from None
 
 
 def _told(url: str, status: int, body: bytes) -> str:
@@ -126,6 +135,8 @@ class Conversation:
             return
         try:
             self.fields[name] = json.loads(text)
+        except RecursionError:
+            raise ValueError(f"{name}: nested too deeply") from None
         except ValueError:
             self.fields[name] = text
 
@@ -215,7 +226,10 @@ class ChatTerminal:
             case "system":
                 conversation.system = rest
             case "set" if rest:
-                conversation.set_field(*rest.partition(" ")[::2])
+                try:
+                    conversation.set_field(*rest.partition(" ")[::2])
+                except ValueError as error:
+                    print(error)
             case "clear":
                 conversation.turns.clear()
             case "undo":
@@ -224,7 +238,7 @@ class ChatTerminal:
                 if question := conversation.undo():
                     self._ask(question)
             case "save" | "load" if rest:
-                self._use_file(name, Path(rest).expanduser())
+                self._use_file(name, Path(rest))
             case "help":
                 print(_HELP)
             case _:
@@ -232,11 +246,14 @@ class ChatTerminal:
 
     def _use_file(self, name: str, path: Path) -> None:
         try:
+            path = path.expanduser()
             if name == "save":
                 path.write_text(json.dumps(self._conversation.messages(), indent=1, ensure_ascii=False) + "\n")
             else:
                 self._conversation.load(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
+        except RecursionError:
+            print(f"{path}: nested too deeply")
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~NAME of nobody
             print(f"{path}: {getattr(error, 'strerror', None) or error}")
 
 
@@ -284,6 +301,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{conversation.model} at {client.url}; /help lists commands, Ctrl-D ends", flush=True)
     try:
         ChatTerminal(client, conversation, in_terminal).run()
+    except UnicodeDecodeError as error:
+        print(f"eprt chat: standard input is not text in {error.encoding}: {error.reason}", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # a reader that has seen enough
         sys.stderr.close()
     return 0

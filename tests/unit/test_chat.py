@@ -199,3 +199,32 @@ def test_what_is_wrong_is_one_line(server, capsys, arguments, words):
     assert chat.main([each.replace("{url}", server.url) for each in arguments]) == 2
     told = capsys.readouterr().err
     assert told.startswith("eprt chat: ") and words in told and told.count("\n") == 1
+
+
+def test_what_no_conversation_can_hold_is_one_line(server, tmp_path):
+    """Files and values nested without end, a home of nobody, an answer that is none: the conversation goes on."""
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    lines = [f"/load {tmp_path}/deep.json", "/save ~nobody-of-this-name/a", f"/set x {'[' * 200_000}", "hello"]
+    command = [sys.executable, "-m", "eprt.cli", "chat", server.url, "--api-key", KEY]
+    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line[-30:] for line in done.stdout.splitlines()[:2]] == [
+        f"{tmp_path}/deep.json: nested too deeply"[-30:],
+        "Could not determine home directory."[-30:],
+    ]
+    assert "x: nested too deeply" in done.stdout and "answer to 1" in done.stdout
+
+
+def test_input_that_is_no_text_is_one_line(server):
+    """As a locale other than C has it."""
+    command = [sys.executable, "-m", "eprt.cli", "chat", server.url, "--api-key", KEY]
+    variables = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, input=b"\xff\xfe\n", capture_output=True, env=variables, timeout=300, check=False)
+    assert done.returncode == 2
+    assert done.stderr.decode() == "eprt chat: standard input is not text in utf-8: invalid start byte\n"
+
+
+@pytest.mark.parametrize("event", [3, "x", [], None, {"choices": 3}, {"choices": [4]}, {"error": "text"}])
+def test_an_event_that_is_none_is_named(event):
+    with pytest.raises(chat.ChatError, match="h: not an answer of an OpenAI-compatible server: "):
+        assert chat._deltas_of(event, "h")
