@@ -19,6 +19,8 @@ from benchmarks.tools.report import RESULTS, ROOT
 from eprt import env
 from eprt.mpirun import mpirun_command
 
+_LONGEST_S = 1e6
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when a benchmark failed (the others still run)."""
@@ -32,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     own, separator, flags = _split(argv)
     arguments = parser.parse_args(own)
+    if not 0 < arguments.timeout_s < _LONGEST_S:
+        parser.error(f"--timeout-s {arguments.timeout_s:g}: must be above 0 and below {_LONGEST_S:g}")
     everything = catalogue.find()
     known = catalogue.by_name(everything)
     unknown = [name for name in arguments.names if name not in known]

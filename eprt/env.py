@@ -30,10 +30,13 @@ def _positive_int(text: str) -> int:
     return value
 
 
+_LONGEST_S = 1e9  # seconds: of more, nanoseconds fill the 64 bits in which clocks count
+
+
 def _positive_float(text: str) -> float:
     value = float(text)
-    if not value > 0:
-        raise ValueError("must be above 0")
+    if not 0 < value < _LONGEST_S:
+        raise ValueError(f"must be above 0 and below {_LONGEST_S:g}")
     return value
 
 

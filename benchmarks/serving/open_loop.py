@@ -45,6 +45,7 @@ ON_REQUEST = "needs a running server; flags without --"
 _LOADING_S = 600.0  # a large model from a slow disk
 # Service levels: seconds to the first token, seconds between tokens.
 TIERS = ((2.0, 0.070), (1.5, 0.050), (1.0, 0.030))
+_MOST = 10**6  # requests a second, seconds, requests, tokens
 _FIRST_ID = 3  # below lie the special tokens of most tokenizers
 
 
@@ -202,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", help="default %(default)s")
     add("--model", help="default: the server's first")
-    add("--api-key", metavar="KEY", default=env.get("EPRT_API_KEY"), help="the server's; default: EPRT_API_KEY")
+    add("--api-key", metavar="KEY", help="the server's; default: EPRT_API_KEY")
     text = "result files of earlier runs: they are drawn by --plot, and nothing is sent"
     add("files", nargs="*", type=Path, metavar="RESULT.json", help=text)
     text = "draw times and goodput against the rate, this run's or those of the files: as load.png or load.svg"
@@ -252,15 +253,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _loads(arguments: argparse.Namespace) -> list[OpenLoopLoad]:
     for flag, ok, want in (
-        ("--rate", min(arguments.rate) > 0, "above 0"),
-        ("--seconds", arguments.seconds > 0, "above 0"),
-        ("--input-tokens", arguments.input_tokens >= 1, "at least 1"),
-        ("--output-tokens", arguments.output_tokens >= 1, "at least 1"),
+        ("--rate", all(0 < rate <= _MOST for rate in arguments.rate), f"above 0 and at most {_MOST}"),
+        ("--seconds", 0 < arguments.seconds <= _MOST, f"above 0 and at most {_MOST}"),
+        ("--input-tokens", 1 <= arguments.input_tokens <= _MOST, f"from 1 to {_MOST}"),
+        ("--output-tokens", 1 <= arguments.output_tokens <= _MOST, f"from 1 to {_MOST}"),
         ("--spread", 0 <= arguments.spread <= 1, "in 0..1"),
-        ("--max-token-id", arguments.max_token_id >= _FIRST_ID, f"at least {_FIRST_ID}"),
+        ("--max-token-id", _FIRST_ID <= arguments.max_token_id < 2**31, f"at least {_FIRST_ID} and below 2^31"),
+        ("--seed", arguments.seed >= 0, "at least 0"),
     ):
         if not ok:
             raise ValueError(f"{flag} {getattr(arguments, flag[2:].replace('-', '_'))}: must be {want}")
+    if (most := max(arguments.rate) * arguments.seconds) > _MOST:
+        raise ValueError(f"--rate {max(arguments.rate):g}, --seconds: {most:g} requests are more than {_MOST}")
     lengths = (arguments.input_tokens, arguments.output_tokens, arguments.spread)
     more = (arguments.max_token_id, arguments.seed, _mix(arguments.mix, arguments.tiers))
     return [OpenLoopLoad(r, arguments.seconds, *lengths, *more) for r in arguments.rate]
@@ -293,6 +297,8 @@ def _check_names(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--plot {arguments.plot}: matplotlib is not installed; `pip install matplotlib`")
     if arguments.plot is not None and arguments.plot.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--plot {arguments.plot}: the name must end in .png, .svg or .pdf")
+    if arguments.plot is not None and (arguments.plot.is_dir() or not arguments.plot.parent.is_dir()):
+        raise ValueError(f"--plot {arguments.plot}: must name a file in a directory that is there")
     if arguments.label is not None and not re.fullmatch(r"[\w.-]+", arguments.label):
         raise ValueError(f"--label {arguments.label}: must be letters, digits and . _ -: it is part of a file's name")
     if not arguments.files:
@@ -306,6 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     url = arguments.url.rstrip("/")
     try:
+        arguments.api_key = arguments.api_key or env.get("EPRT_API_KEY")
         _check_names(arguments)
         if arguments.files:
             print(f"written to {draw(read_results(arguments.files), arguments.plot)}")

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from eprt import doctor, env, machine, probe
 
 
@@ -92,3 +94,21 @@ def test_the_library_for_an_mpirun_of_ones_own(monkeypatch, capsys):
     assert capsys.readouterr().out.strip().endswith("/lib/eprt_loopback.so")
     monkeypatch.setattr(doctor.mpirun, "loopback_library", lambda: None)
     assert doctor.main(["--loopback-library"]) == 1 and "not built" in capsys.readouterr().err
+
+
+def test_one_thing_at_a_time(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        doctor.main(["--json", "--variables"])
+    assert "argument --variables: not allowed with argument --json" in capsys.readouterr().err
+
+
+def test_an_environment_that_cannot_be_written_is_one_line(monkeypatch, capsys):
+    def refused():
+        raise PermissionError(13, "Permission denied", "/usr/etc/prte-mca-params.conf")
+
+    monkeypatch.setattr(machine, "version", lambda name: "5.0")
+    monkeypatch.setattr(probe, "configure_mpi", refused)
+    assert doctor.main(["--configure-mpi"]) == 1
+    err = capsys.readouterr().err
+    assert "--configure-mpi: [Errno 13] Permission denied: '/usr/etc/prte-mca-params.conf'; whoever owns" in err
+    assert err.count("\n") == 1

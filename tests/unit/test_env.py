@@ -34,6 +34,8 @@ def test_values_are_parsed_and_unset_means_default(monkeypatch, name, text, valu
         ("EPRT_RANKS_PER_NODE", "two", "two"),
         ("EPRT_TIMEOUT_S", "-1", "above 0"),
         ("EPRT_TIMEOUT_S", "nan", "above 0"),
+        ("EPRT_TIMEOUT_S", "inf", "above 0 and below 1e.09"),
+        ("EPRT_GPU_TIMEOUT_S", "1e300", "below 1e.09"),
         ("EPRT_CPU_ISA", "avx1024", "scalar, avx2, avx512, amx"),
     ],
 )

@@ -61,3 +61,10 @@ def test_the_list_has_a_line_for_each(capsys):
     assert bench.main(["--list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == [one.name for one in catalogue.find()]
+
+
+@pytest.mark.parametrize("value", ["nan", "-1", "0", "inf"])
+def test_a_deadline_is_a_number_of_seconds(value, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["--list", "--timeout-s", value])
+    assert f"--timeout-s {value}: must be above 0" in capsys.readouterr().err

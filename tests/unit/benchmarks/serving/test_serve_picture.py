@@ -75,12 +75,27 @@ def test_files_come_into_one_picture(tmp_path):
         (["--tier", "max=1,1", "--mix", "max=0"], "--mix max=0: the weight must be above 0"),
         (["--label", "a/b"], "--label a/b: must be letters"),
         (["--out", "/dev/null/x"], "--out /dev/null/x: Not a directory"),
+        (["--rate", "inf"], "--rate [inf]: must be above 0"),
+        (["--rate", "1", "nan"], "--rate [1.0, nan]: must be above 0"),
+        (["--rate", "1e5", "--seconds", "100"], "--rate 100000, --seconds: 1e+07 requests are more than 1000000"),
+        (["--seconds", "inf"], "--seconds inf: must be above 0"),
+        (["--input-tokens", "9" * 20], "--input-tokens 99999999999999999999: must be from 1"),
+        (["--max-token-id", str(2**63)], "--max-token-id 9223372036854775808: must be at least 3 and below 2^31"),
+        (["--seed", "-1"], "--seed -1: must be at least 0"),
+        (["--plot", "/missing/y.png"], "--plot /missing/y.png: must name a file in a directory that is there"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(capsys, flags, words):
     assert main(["--url", "http://127.0.0.1:1", *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"eprt bench serve: {words}")
+
+
+def test_a_key_that_no_header_can_hold_is_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("EPRT_API_KEY", "ä")
+    assert main(["--url", "http://127.0.0.1:1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("eprt bench serve: environment variable EPRT_API_KEY: must be printable ASCII")
 
 
 def test_a_disk_that_takes_no_results_leaves_the_table(capsys, monkeypatch, tmp_path):
