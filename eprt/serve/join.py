@@ -89,9 +89,9 @@ def main(argv: list[str] | None = None) -> int:
     text = "the server's admin key, to retire the rank on Ctrl-C; default: EPRT_ADMIN_KEY, EPRT_API_KEY"
     parser.add_argument("--api-key", metavar="KEY", help=text)
     arguments = parser.parse_args(argv)
-    key = arguments.api_key or env.admin_key()
     try:
         _check_arguments(arguments)
+        key = arguments.api_key or _key_of_environment()
         if arguments.role is not None:
             given = arguments.url, arguments.role, arguments.num_ranks or 1, arguments.model
             instance = _join_instance(*given) if is_of_this_host(arguments.url) else _join_from_afar(*given, key)
@@ -103,6 +103,13 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print_line(f"eprt: rank {rank} (pid {process.pid}) joins {arguments.url}", sys.stdout)
     return _wait(process, lambda: _retire(arguments.url, rank, key))
+
+
+def _key_of_environment() -> str | None:
+    try:
+        return env.admin_key()
+    except ValueError as error:
+        raise JoinError(str(error)) from None
 
 
 def _check_arguments(arguments: argparse.Namespace) -> None:

@@ -38,6 +38,13 @@ def test_what_is_wrong_is_one_line(arguments, words, capsys):
     assert said.startswith("eprt join: error: ") and words in said and said.count("\n") == 1
 
 
+def test_a_key_of_the_environment_that_is_none_is_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("EPRT_API_KEY", "two\nlines")
+    assert join.main(["http://127.0.0.1:1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("eprt join: error: environment variable EPRT_API_KEY: ") and said.count("\n") == 1
+
+
 @pytest.fixture
 def door(monkeypatch) -> Iterator[socket.socket]:
     """A door at which somebody listens, and answers as a test says."""
