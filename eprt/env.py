@@ -270,22 +270,28 @@ def hub_cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
+# By launcher: where it announces a rank, and the size of its job. One within another's job leaves that one's there.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+    ("PMIX_RANK", None),  # PMIx tells the size to MPI alone
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH and Intel MPI
+)
+
+
 def launched_rank() -> int | None:
     """This process's rank as its MPI launcher announces it, before MPI itself is loaded; None outside any launcher."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"):  # Open MPI, PMIx, then MPICH and Intel MPI
-        text = os.environ.get(name, "")
-        if text.isdecimal():
-            return int(text)
-    return None
+    return next((rank for rank_name, _ in _LAUNCHERS if (rank := _announced(rank_name)) is not None), None)
 
 
 def launched_size() -> int | None:
-    """Of the job, as the MPI launcher announces it; None where it does not."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):  # Open MPI, then MPICH and Intel MPI
-        text = os.environ.get(name, "")
-        if text.isdecimal():
-            return int(text)
-    return None
+    """Of the job, as the launcher that launched_rank() believes announces it; None where it does not."""
+    launcher = next((names for names in _LAUNCHERS if _announced(names[0]) is not None), None)
+    return None if launcher is None or launcher[1] is None else _announced(launcher[1])
+
+
+def _announced(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
 
 
 def started_by_mpirun() -> bool:

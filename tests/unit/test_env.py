@@ -98,3 +98,18 @@ def test_ranks_of_one_host_are_told_to_open_no_port(monkeypatch, local, all_rank
     env.os.environ["OMPI_MCA_btl"] = "self,tcp"
     env.close_ranks_ports()
     assert env.os.environ["OMPI_MCA_btl"] == "self,tcp", "the user's word"
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank", "size"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"}, 1, 4),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 1, 2),
+        ({"PMIX_RANK": "2", "PMI_RANK": "0", "PMI_SIZE": "1"}, 2, None),  # srun --mpi=pmix in a shell of PMI-2's
+        ({"PMIX_RANK": "2", "OMPI_COMM_WORLD_SIZE": "1"}, 2, None),
+        ({"PMI_SIZE": "4"}, None, None),  # whoever unset PMI_RANK wants no job
+    ],
+)
+def test_a_job_has_the_size_that_the_launcher_of_its_ranks_tells(monkeypatch, variables, rank, size):
+    monkeypatch.setattr(env.os, "environ", variables)
+    assert (env.launched_rank(), env.launched_size()) == (rank, size)
