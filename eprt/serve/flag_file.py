@@ -28,9 +28,10 @@ def with_flags_of_file(parser: argparse.ArgumentParser, argv: list[str]) -> list
         action = by_flag.get(flag)
         if action is None or action.dest in ("config", "help"):
             raise ValueError(f"--config {path}: {key}: there is no flag {flag} for a file; --help lists the flags")
-        if action.dest in read:
+        said = {flag} if value is False else {flag, action.dest}  # `no-graphs: false` leaves room for graph-sizes
+        if said & read:
             raise ValueError(f"--config {path}: {key}: the file says this twice; say it once")
-        read.add(action.dest)
+        read |= said
         if action.dest not in given:
             words += _words(f"--config {path}: {key}", flag, action, value)
     return [*words, *argv]

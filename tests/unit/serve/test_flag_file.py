@@ -37,6 +37,11 @@ def test_each_kind_of_flag_can_stand_in_a_file(tmp_path):
     assert options.inject == ("slow-rank:1:2x",) and options.drain_timeout_s == 5
 
 
+def test_a_switch_that_is_off_leaves_room_for_its_opposite(tmp_path):
+    options = parse_options(["--config", write(tmp_path, f"model: {MODEL}\nno-graphs: false\ngraph-sizes: [8, 1]")])
+    assert options.engine.graph_sizes == (1, 8)
+
+
 def test_toml_says_the_same(tmp_path):
     options = parse_options([f"--config={write(tmp_path, TOML, 'toml')}"])
     assert (options.num_ranks, options.model_aliases, options.engine.kv_cache_gb) == (2, ("small",), 0.5)
@@ -66,6 +71,8 @@ def test_the_command_line_wins(tmp_path):
         ("skip-tokenizer-init: 1", "yaml", "skip-tokenizer-init: 1: must be true or false"),
         ("ranks: 1\nranks: 2", "yaml", "is not YAML: ranks stands twice; say it once"),
         ("kv-cache-gb: 1\nkv_cache_gb: 2", "yaml", "kv_cache_gb: the file says this twice; say it once"),
+        ("no-graphs: true\ngraph-sizes: [1]", "yaml", "graph-sizes: the file says this twice; say it once"),
+        ("no-prefix-cache: false\nno_prefix_cache: true", "yaml", "no_prefix_cache: the file says this twice"),
         ("x: " + "[" * 3000, "yaml", "is nested too deeply"),
         ("x = " + "[" * 3000, "toml", "is nested too deeply"),
         ("x", "ini", "must end in .yaml, .yml or .toml"),
