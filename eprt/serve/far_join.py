@@ -4,6 +4,7 @@ Knows nothing of the processes that it starts then.
 """
 
 import errno
+import http.client
 import os
 import socket
 import ssl
@@ -76,11 +77,17 @@ def _post(url: str, question: FarJoinRequest, api_key: str | None) -> FarJoinAns
             raise ValueError(f"{url}: {_words(error)}") from None
         except msgspec.MsgspecError as error:
             raise ValueError(f"{url}: {error}") from None
-        except OSError as error:
-            reason = getattr(error, "reason", error)
+        except urllib.error.URLError as error:
+            reason = error.reason
             if getattr(reason, "errno", None) not in _UNREACHABLE or time.monotonic() > give_up_s:
                 raise ValueError(f"{url}: {_why_unreachable(url, reason)}") from None
             time.sleep(_AGAIN_EVERY_S)
+        except (OSError, http.client.HTTPException) as error:  # behind the connection
+            why = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"{url}: what listens there gives no answer of a server ({why}): is it http:// or https://, and is "
+                "that its HTTP port?"
+            ) from None
 
 
 def _why_unreachable(url: str, reason: OSError | str) -> str:
@@ -92,9 +99,10 @@ def _why_unreachable(url: str, reason: OSError | str) -> str:
     if isinstance(reason, ssl.SSLError):
         return f"{reason}: is it http:// or https://, and is the server's certificate known here?"
     if isinstance(reason, ConnectionRefusedError):
+        port = at.port or (443 if at.scheme == "https" else 80)
         return (
-            f"nothing of {at.hostname} takes connections at port {at.port or 80} ({why}): is the server up, is that "
-            "its HTTP port, and was it started with a --host that other hosts reach (0.0.0.0)?"
+            f"nothing of {at.hostname} takes connections at port {port} ({why}): is the server up, is that its HTTP "
+            "port, and was it started with a --host that other hosts reach (0.0.0.0)?"
         )
     return (
         f"{at.hostname} cannot be reached from this host ({why}): is that host up, is the address right, and do "

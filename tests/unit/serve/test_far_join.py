@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import ssl
+import threading
 import urllib.error
 from collections.abc import Iterator
 from typing import ClassVar
@@ -112,6 +113,39 @@ def test_what_to_look_at_is_told(monkeypatch, reason, words):
     with pytest.raises(ValueError, match=words) as caught:
         far_join.ask_server("http://node7:8000", "decode", 1, None, None)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "told, why",
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH-2.0-OpenSSH_9.6"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", r"IncompleteRead\(2 bytes read, 97 more expected\)"),
+        (b"", "Remote end closed connection without response"),  # as TLS does where http:// is asked
+        (None, "timed out"),
+    ],
+)
+def test_what_listens_there_and_is_no_server_is_told(monkeypatch, told, why):
+    monkeypatch.setattr(far_join, "_ANSWER_S", 0.2 if told is None else 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reply() -> None:
+            with listener.accept()[0] as sock:
+                sock.settimeout(5.0)
+                while b"}" not in sock.recv(1 << 16):
+                    pass
+                sock.sendall(told)
+
+        if told is not None:
+            threading.Thread(target=reply, daemon=True).start()
+        words = rf"gives no answer of a server \({why}\): is it http:// or https://, and is that its HTTP port\?$"
+        with pytest.raises(ValueError, match=words) as caught:
+            far_join.ask_server(f"http://127.0.0.1:{listener.getsockname()[1]}", "decode", 1, None, None)
+    assert "\n" not in str(caught.value) and "cannot be reached" not in str(caught.value)
+
+
+def test_a_refused_port_is_that_of_the_scheme():
+    refused = ConnectionRefusedError(111, "Connection refused")
+    assert "at port 443 (" in far_join._why_unreachable("https://node7/v1", refused)
 
 
 @pytest.mark.parametrize(
