@@ -90,7 +90,7 @@ def _post(url: str, question: FarJoinRequest, api_key: str | None) -> FarJoinAns
             ) from None
 
 
-def _why_unreachable(url: str, reason: OSError | str) -> str:
+def _why_unreachable(url: str, reason: BaseException | str) -> str:
     """With what to look at."""
     at = urlsplit(url)
     why = (isinstance(reason, OSError) and reason.strerror) or reason
