@@ -116,6 +116,10 @@ def _add_losses(group: argparse._ArgumentGroup) -> None:
     text = "seconds that others wait for a rank before it is killed as lost; default: EPRT_TIMEOUT_S, but 1 s (or 10 "
     text += "usual steps) if the rank does nothing"
     group.add_argument("--hang-timeout", dest="hang_timeout_s", type=float, metavar="S", help=text)
+    text = "seconds for which ranks that load may read nothing, compute nothing and wait on, before the one that holds "
+    text += "them up is given up; default %(default)g"
+    default = ServeOptions.load_timeout_s
+    group.add_argument("--load-timeout", dest="load_timeout_s", type=float, default=default, metavar="S", help=text)
     text = "answer while experts that were lost with a rank are read; such answers say so. Default: requests wait"
     group.add_argument("--serve-without-experts", action="store_true", help=text)
     text = "replace a lost rank by a new process; if it keeps ending, again after 1, 2, 4 ... 60 s"
@@ -221,6 +225,7 @@ def _check_values(args: argparse.Namespace) -> None:
         ("--diagnose-window", args.diagnose_window_s, 0.5 <= args.diagnose_window_s <= 3600, "in 0.5..3600"),
         ("--diagnose-log-mb", args.diagnose_log_bytes, 1 <= args.diagnose_log_bytes < _INF, "finite and at least 1"),
         ("--rebalance", args.rebalance, args.rebalance in ("off", "auto", "dry-run"), "off, auto or dry-run"),
+        ("--load-timeout", args.load_timeout_s, 2 <= args.load_timeout_s < _INF, "finite and at least 2"),
         ("--load-window", args.load_window_s, 0.1 <= args.load_window_s <= 86400, "in 0.1..86400"),
         ("--us-per-crossing", args.us_per_crossing, 0 <= args.us_per_crossing < _INF, "finite and at least 0"),
         ("--migration-timeout", args.migration_timeout_s, 0 < args.migration_timeout_s < _INF, "finite and above 0"),

@@ -41,6 +41,7 @@ from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.prepare import Preparer
 from eprt.serve.openai.templates import find_template
 from eprt.serve.options import LOST, SERVING, FrontendConfig
+from eprt.serve.ranks.loading_watch import LOOK_S
 from eprt.serve.ranks.metrics import RankCollector
 from eprt.serve.ranks.pool import RankPool
 from eprt.serve.ranks.request_metrics import RequestMetrics
@@ -178,10 +179,15 @@ class Frontend:
             return [self._pool.watch(), *([self._scaler.run()] if self._scaler is not None else [])]
         self._groups[""].start()
         elasticity = self._pool.elasticity
-        watches = [elasticity.watch_processes()]
+        watches = [elasticity.watch_processes(), self._watch_loading(self._pool)]
         if self._board_fd is not None:
             watches.append(elasticity.watch_lives(HostBoard(self._board_fd, self._pool.num_ranks)))
         return watches
+
+    async def _watch_loading(self, pool: RankPool) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            pool.look_at_loading()
 
     async def _announce(self) -> None:
         await self._pool.ready.wait()

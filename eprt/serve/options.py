@@ -71,6 +71,8 @@ class ServeOptions:
     max_lost_ranks: int = 0  # ranks that may be gone while the others serve on; 0: the first loss ends the server
     # How long others wait for a rank before it is given up; None: as hang_judge.py finds.
     hang_timeout_s: float | None = None
+    # For which none of the ranks that load together may get on, until one of them is given up.
+    load_timeout_s: float = 600.0
     # What was lost with a rank is read while the others serve without it; their answers say so.
     serve_without_experts: bool = False
     restart_lost_ranks: bool = False  # the launcher starts a process in the place of a rank that was lost

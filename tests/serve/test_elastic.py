@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from eprt.serve.running import RunningServer
+from tests.ranks.launch_wire import free_port
 from tests.serve.cases import load_of
 from tests.serve.conftest import MODEL
-from tests.serve.processes import PATIENCE_S, PATIENT, assert_nothing_left, family, get, num_sequences, wait_until
+from tests.serve.processes import PATIENCE_S, PATIENT, assert_nothing_left, family, get, held, num_sequences, wait_until
 from tests.serve.test_migration import post, shuffled
 
 # Two ranks hold every expert twice; any two may go.
@@ -160,6 +161,24 @@ def test_a_rank_that_is_stopped_or_hangs_is_killed_and_another_takes_its_slot(tm
             state = http.get("/v1/eprt/rebalance").json()
             assert state["state"] == "idle" and state["migration"]["state"] in ("rolled_back", "done")
             assert Burst(server.url).wait() == undisturbed
+
+
+def test_a_rank_that_gets_stuck_while_it_loads_ends_the_start_and_is_named():
+    port = free_port()
+    server = RunningServer(MODEL, 2, *FLAGS[2:], "--max-lost-ranks", "1", "--load-timeout", "5", "--port", str(port))
+
+    def loading() -> int | None:
+        with contextlib.suppress(httpx.ConnectError):
+            ranks = get(f"http://127.0.0.1:{port}/health").json()["ranks"]
+            return next((r["pid"] for r in ranks if r["rank"] == 1 and not r["loaded"]), None)
+        return None
+
+    pid = wait_until(loading, "rank 1")
+    with contextlib.suppress(ProcessLookupError), held(pid):
+        assert server.wait_exit(PATIENCE_S) == 1
+    output = server.output()
+    assert f"eprt: rank 1 (pid {pid}, " in output and "no rank got any further for 5 s (--load-timeout)" in output
+    assert "its process is stopped by a signal" in output and not psutil.pid_exists(pid)
 
 
 def test_a_rank_retires_and_interrupts_nobody():

@@ -84,6 +84,8 @@ class Fleet:
             await asyncio.sleep(_LOOK_S)
             self.handoffs.give_up_late()
             self._standstill.look(self.living)
+            for instance in list(self.instances.values()):
+                instance.pool.look_at_loading()
             if self.starter is not None:
                 self.starter.drop_failed()
 

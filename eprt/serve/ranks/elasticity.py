@@ -61,6 +61,12 @@ class Elasticity:
     def enabled(self) -> bool:
         return self.max_lost_ranks > 0
 
+    @property
+    def warming(self) -> list[Rank]:
+        """Ranks that load beside those that serve."""
+        admitted = [r for r in self._joiners.values() if self._roster.slots[r.rank].state == "warming"]
+        return [rank for rank in admitted if rank.info is None]
+
     # -- losses --
 
     def watch(self, rank: Rank) -> None:
@@ -188,6 +194,7 @@ class Elasticity:
         for rank in self._joiners.values():
             if self._roster.slots[rank.rank].state != "warming":
                 self._roster.set_state(rank.rank, "warming")
+                rank.progress_s = time.monotonic()  # until now it had to wait
                 rank.send(msg.Admit())
 
     # -- joining --

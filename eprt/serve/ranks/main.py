@@ -74,7 +74,8 @@ def run(options: ServeOptions) -> int:
         _leave_on_signals(channel)
         if launched_rank is not None:
             channel.watch_starters(starter)
-        worker.serve(options, group, channel)
+        loading = worker.beat_while_loading(channel, lambda: group.current_wait)
+        worker.serve(options, group, channel, loading=loading)
     except FrontendLostError:
         return _report_lost_frontend(frontend)
     group.close()
@@ -98,10 +99,12 @@ def run_launched(config: RankConfig) -> int:
         channel.watch_process("the launcher", config.launcher_pid)
         if config.joins:  # before it touches the slot's lock, which another process may hold
             wait_admitted(channel)
+        group: EPGroup | None = None
+        loading = worker.beat_while_loading(channel, lambda: None if group is None else group.current_wait)
         group = _join_group(config, channel)
         if config.num_host_ranks:
             group.num_ranks_on_host = config.num_host_ranks
-        worker.serve(config.options, group, channel, config.first_rank)
+        worker.serve(config.options, group, channel, config.first_rank, loading)
     except FrontendLostError:
         os._exit(1)  # the launcher tells why; other ranks may be inside a step that waits for this one
     except OptionError as error:  # the frontend does not take it in

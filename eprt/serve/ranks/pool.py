@@ -25,6 +25,7 @@ from eprt.serve.ranks.connection import RankConnection
 from eprt.serve.ranks.elasticity import Elasticity
 from eprt.serve.ranks.generation import Generation
 from eprt.serve.ranks.loading import loading_reason
+from eprt.serve.ranks.loading_watch import LoadingWatch
 from eprt.serve.ranks.rank import Rank
 from eprt.serve.ranks.request_metrics import RequestMetrics
 from eprt.serve.ranks.roster import Roster
@@ -91,6 +92,7 @@ class RankPool:
             config.num_ranks, self._send, lambda: self.infos[0].num_experts, config.options.serve_without_experts
         )
         self.elasticity = Elasticity(self, config.options)
+        self._loading_watch = LoadingWatch(config.options.load_timeout_s, self._give_up_loading)
         self.name = ""  # for lines to the operator, where the server has several pools
         self.handoffs: HandoffEvents | None = None  # likewise
         self._token, self.on_drain = config.token, on_drain
@@ -296,7 +298,7 @@ class RankPool:
                 for output in outputs:
                     self.sequences.add_output(rank.rank, output)
             case msg.Loading():
-                rank.loading = message
+                rank.on_loading(message)
                 if self.state == "loading":
                     self.reason = loading_reason([r.loading for r in self.ranks.values() if r.loading])
             case msg.Ready(info):
@@ -350,6 +352,19 @@ class RankPool:
     def _lose_rank(self, rank: Rank, what: str, details: str = "") -> None:
         if not self.elasticity.survive(rank, what, details):
             self.lose(rank, what, details)
+
+    def look_at_loading(self) -> None:
+        """To be called now and then: ranks that get no further before they are Ready are given up."""
+        if self.state not in ("stopping", "lost") and not self.ended.is_set():
+            start = None if self.ready.is_set() else {r: self.ranks.get(r) for r in range(self.num_ranks)}
+            self._loading_watch.look(start, self.elasticity.warming)
+
+    def _give_up_loading(self, who: Rank | int, what: str, details: str) -> None:
+        if isinstance(who, Rank):
+            who.kill()
+            self._lose_rank(who, what, details)
+        else:
+            self.lose(f"rank {who}", what, details)
 
     def _open(self, info: msg.EngineInfo) -> None:
         self.limits = RequestLimits(info.vocab_size, info.max_model_len, info.kv_tokens)

@@ -36,6 +36,7 @@ class Rank:
     beat: msg.Heartbeat | None = None  # the latest
     beat_s: float = field(default_factory=time.monotonic)  # when it came; before the first: since when it is due
     computes: bool = False  # between the latest two its process used a core
+    progress_s: float = field(default_factory=time.monotonic)  # when it was last seen to get on with loading
     left: bool = False  # it said Bye
     lost: bool = False  # it went without a Bye
     pidfd: int = -1  # its process, where it runs on this host; -1: not watched
@@ -47,13 +48,22 @@ class Rank:
         self.transport.write(b"".join(map(msg.pack, messages)))
 
     def on_loaded(self, info: msg.EngineInfo) -> None:
-        """Heartbeats begin: while a rank loads, compiles and warms up it gives none."""
-        self.info, self.beat_s = info, time.monotonic()
+        """The heartbeats of the steps begin: those of loading count no more."""
+        self.info, self.beat = info, None
+        self.beat_s = self.progress_s = time.monotonic()
+
+    def on_loading(self, loading: msg.Loading) -> None:
+        if self.loading is None or loading.num_bytes != self.loading.num_bytes:
+            self.progress_s = time.monotonic()
+        self.loading = loading
 
     def on_beat(self, beat: msg.Heartbeat) -> None:
-        now_s = time.monotonic()
-        if self.beat is not None:
-            self.computes = beat.cpu_s - self.beat.cpu_s > _COMPUTES * (now_s - self.beat_s)
+        now_s, before = time.monotonic(), self.beat
+        if before is not None:
+            self.computes = beat.cpu_s - before.cpu_s > _COMPUTES * (now_s - self.beat_s)
+        goes_on = before is None or (beat.waits_for, beat.call) != (before.waits_for, before.call)
+        if self.info is None and (goes_on or (self.computes and beat.waits_for is None)):
+            self.progress_s = now_s
         self.beat, self.beat_s = beat, now_s
 
     def standing(self, now_s: float) -> Standing:

@@ -31,8 +31,8 @@ def wait_admitted(channel: Channel) -> None:
 
 
 def load(options: ServeOptions, group, channel: Channel, first_rank: int = 0):
-    """This rank's engine, ready to step. Collective, but for a rank that joins. Rank 0 shows its progress.
-    first_rank: ranks of this host that are in other instances, before this one's."""
+    """This rank's engine, ready to step; tell_ready() is to follow. Collective, but for a rank that joins. Rank 0 shows
+    its progress. first_rank: ranks of this host that are in other instances, before this one's."""
     config, place = options.engine, first_rank + group.rank
     binding = bind(options.bind, lambda me: _sharers(me, group, place))
     # Where ranks have memory of their own, it is worth a line for each.
@@ -62,9 +62,12 @@ def load(options: ServeOptions, group, channel: Channel, first_rank: int = 0):
     # Objects made by loading live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()
+    return engine
+
+
+def tell_ready(engine, channel: Channel) -> None:
     channel.send(msg.Ready(_info(engine)))
     channel.send(msg.StepReport([], engine.stats()))
-    return engine
 
 
 def _tell_far_memory(binding: Binding, group) -> None:

@@ -9,15 +9,16 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from eprt.engine.outputs import HandoffEvent, StepResult, TokenOutput
+from eprt.ep.group.current_wait import CurrentWait
 from eprt.serve.options import OptionError, ServeOptions
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.channel import Channel, FrontendLostError
 from eprt.serve.ranks.heartbeat import HeartbeatThread
-from eprt.serve.ranks.start_engine import load
+from eprt.serve.ranks.start_engine import load, tell_ready
 from eprt.serve.ranks.usage_meter import UsageMeter
 from eprt.serve.ranks.wait_totals import wait_totals
 
@@ -313,12 +314,22 @@ def inject(faults: Sequence[str], engine):
     return injector
 
 
-def serve(options: ServeOptions, group, channel: Channel, first_rank: int = 0) -> None:
+def beat_while_loading(channel: Channel, current_wait: Callable[[], CurrentWait | None]) -> HeartbeatThread:
+    """A rank's heartbeats until it is Ready, for serve(). From the connection on: any step may get stuck."""
+    return HeartbeatThread(channel, lambda: False, (current_wait,))
+
+
+def serve(
+    options: ServeOptions, group, channel: Channel, first_rank: int = 0, loading: HeartbeatThread | None = None
+) -> None:
     """Loads and serves; returns when all ranks have left together. FrontendLostError is for the caller to report; any
     other error goes to the frontend, which prints it once, and ends this process with status 1. first_rank: as load()
-    has it."""
+    has it. loading: the heartbeats so far; it ends them."""
     try:
         engine = load(options, group, channel, first_rank)
+        if loading is not None:
+            loading.close()
+        tell_ready(engine, channel)
         channel.catch_signals(STOP_SIGNALS)
         with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
             usage = UsageMeter(engine)

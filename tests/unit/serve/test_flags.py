@@ -77,6 +77,8 @@ from tests.unit.cases import MODEL
         (["--decode", "1", "--hang-timeout", "0.1"], "--hang-timeout 0.1: must be in 0.5..30: .* EPRT_TIMEOUT_S=30 s"),
         (["-n", "2", "--max-lost-ranks", "1", "--hang-timeout", "31"], "--hang-timeout 31: must be in 0.5..30"),
         (["-n", "2", "--max-lost-ranks", "1", "--hang-timeout", "nan"], "--hang-timeout nan: must be in 0.5..30"),
+        (["--load-timeout", "1"], "--load-timeout 1.0: must be finite and at least 2"),
+        (["--load-timeout", "inf"], "--load-timeout inf: must be finite"),
         (["--expert-host-copies", "rank"], "--expert-host-copies rank: must be off or node"),
     ],
 )
