@@ -66,6 +66,12 @@ TABLE: dict[str, Variable] = {
         ),
         Variable("EPRT_TIMEOUT_S", 30.0, _positive_float, "deadline of every wait between ranks, in seconds"),
         Variable(
+            "EPRT_SET_UP_TIMEOUT_S",
+            3600.0,
+            _positive_float,
+            "deadline of calls in which ranks set up while all live, in seconds; one may still load a model meanwhile",
+        ),
+        Variable(
             "EPRT_GPU_TIMEOUT_S", 10.0, _positive_float, "deadline of a GPU kernel's wait for another rank, in seconds"
         ),
         Variable(

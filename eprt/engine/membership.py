@@ -98,7 +98,7 @@ class Membership:
             if not (lost := self._group.lost_ranks()):
                 raise
             group, what = self._group, "the change of the view, with memory that others were about to map"
-            raise RankLostError(group.rank, group.size, lost[0], what) from error
+            raise RankLostError(group.rank, group.size, lost[0], what, lost[1:]) from error
 
     def _restart(self, epoch: int, placement_epoch: int) -> None:
         self._model.exchange.restart(epoch)

@@ -18,7 +18,7 @@ from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.alone import load_mpi
 from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.fd_desk import FdDesk
-from eprt.ep.group.liveness import PeerWatch, process_domain
+from eprt.ep.group.liveness import LossOrder, PeerWatch, process_domain
 from eprt.ep.group.memfd import adjacent_memfd
 from eprt.ep.group.view import View
 from eprt.ep.group.window import PAGE, AdjacentMemory, SharedWindow, private_window
@@ -104,6 +104,10 @@ class EPGroup(ABC):
         """What several users of the group have in common, by a key of theirs."""
         return {}
 
+    @cached_property
+    def _losses(self) -> LossOrder:
+        return LossOrder()
+
     @property
     def node(self) -> int:
         return self.node_of_rank[self.rank]
@@ -121,8 +125,9 @@ class EPGroup(ABC):
         return tuple(r for r in range(self.size) if self.node_of_rank[r] == node)
 
     def lost_ranks(self) -> tuple[int, ...]:
-        """Ranks of the view, on this host, whose process has ended. Those of other hosts are known by silence alone."""
-        return tuple(rank for rank in self._watch.lost() if self.view.alive[rank])
+        """Ranks of the view, on this host, whose process has ended, in the order in which that was noticed: one that
+        ends because of another is not the first. Those of other hosts are known by silence alone."""
+        return self._losses.in_order({rank for rank in self._watch.lost() if self.view.alive[rank]})
 
     def watch(self, rank: int, pid: int) -> None:
         """From now on the rank is this process of this host; nothing changes where it is already."""

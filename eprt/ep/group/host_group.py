@@ -14,14 +14,12 @@ import numpy as np
 
 from eprt import env
 from eprt.ep.errors import EPTimeoutError, RankLostError
+from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.fd_desk import FdDesk
 from eprt.ep.group.group import EPGroup, PendingMessage
 from eprt.ep.group.host_board import HostBoard
 from eprt.ep.group.liveness import PeerWatch
 from eprt.ep.group.window import AdjacentMemory, SharedWindow, private_window
-
-# Of a set-up call while all processes live: one rank may still load a model that another has in its page cache.
-MAX_SET_UP_S = 3600.0
 
 
 class HostGroup(EPGroup):
@@ -42,6 +40,7 @@ class HostGroup(EPGroup):
         self._elastic = elastic
         self._desk: FdDesk | None = None
         self._num_calls = 0
+        self._set_up_s: float = env.get("EPRT_SET_UP_TIMEOUT_S")
         self._window_at = 0  # where the next window begins
         self._watch = PeerWatch({})
         board.hold_life(rank)
@@ -105,7 +104,7 @@ class HostGroup(EPGroup):
         if not died_R.any():
             return super().lost_ranks()
         died = {rank for rank in np.flatnonzero(died_R).tolist() if self.view.alive[rank]}
-        return tuple(sorted(died.union(super().lost_ranks())))
+        return self._losses.in_order(died.union(super().lost_ranks()))
 
     def close(self) -> None:
         self._board.release_life(self.rank)
@@ -122,16 +121,26 @@ class HostGroup(EPGroup):
 
     def _await_value(self, peer: int, index: int, kind: str) -> Any:
         """The peer's value of this set-up call; None from a rank that does not take part and has not said it."""
-        start_s, sleep_s = time.monotonic(), 2e-5
+        try:
+            return self._read_when_there(peer, index, kind)
+        finally:
+            self.current_wait = None
+
+    def _read_when_there(self, peer: int, index: int, kind: str) -> Any:
+        start_s, sleep_s, phase = time.monotonic(), 2e-5, f"set-up call {index} ({kind})"
         while (said := self._board.read_value(peer, index)) is None:
             if not self.view.alive[peer]:
                 return None
             # It may have spoken before it ended.
             if self._has_ended(peer) and self._board.read_value(peer, index) is None:
-                raise RankLostError(self.rank, self.size, peer, "set-up")
+                raise RankLostError(self.rank, self.size, peer, phase)
             waited_s = time.monotonic() - start_s
-            if waited_s > MAX_SET_UP_S:
-                raise EPTimeoutError(self.rank, self.size, peer, "set-up", index, index + 1, waited_s)
+            if waited_s > self._set_up_s:
+                others = [r for r in range(peer + 1, self.size) if self._is_missing(r, index)]
+                deadline = "EPRT_SET_UP_TIMEOUT_S"
+                where = self.rank, self.size, peer, phase, index, index + 1, waited_s
+                raise EPTimeoutError(*where, others=others, deadline=deadline)
+            self.current_wait = CurrentWait(peer, phase, start_s)
             time.sleep(sleep_s)
             sleep_s = min(2 * sleep_s, 2e-3)
         their_kind, value = pickle.loads(said)
@@ -141,6 +150,9 @@ class HostGroup(EPGroup):
                 "all ranks must make the same calls in the same order"
             )
         return value
+
+    def _is_missing(self, rank: int, index: int) -> bool:
+        return rank != self.rank and self.view.alive[rank] and self._board.read_value(rank, index) is None
 
     def _has_ended(self, peer: int) -> bool:
         return self._board.has_ended(peer) or peer in self._watch.lost()

@@ -25,6 +25,21 @@ def _exited(pid: int) -> bool:
         return True
 
 
+class LossOrder:
+    """Which of the ranks that are lost was noticed first. Of several that one look finds the lowest comes first."""
+
+    def __init__(self):
+        self._looking = threading.Lock()  # for threads that ask at once
+        self._noticed: dict[int, None] = {}
+
+    def in_order(self, lost: set[int]) -> tuple[int, ...]:
+        """lost: all that are so now. One that is not among them any more counts anew."""
+        with self._looking:
+            kept = dict.fromkeys(rank for rank in self._noticed if rank in lost)
+            self._noticed = kept | dict.fromkeys(sorted(lost - kept.keys()))
+            return tuple(self._noticed)
+
+
 class PeerWatch:
     """Watches processes of this host. pid_of_rank: rank -> pid, as the process domain numbers them."""
 

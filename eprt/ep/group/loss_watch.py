@@ -43,4 +43,4 @@ class LossWatch:
         group, view = self._group, self._group.view
         lost = [rank for rank in group.lost_ranks() if view.alive[rank]]
         if lost:
-            self._on_loss(RankLostError(group.rank, group.size, lost[0], "a step"), view.number)
+            self._on_loss(RankLostError(group.rank, group.size, lost[0], "a step", lost[1:]), view.number)

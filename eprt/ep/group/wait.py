@@ -56,7 +56,7 @@ class Waiter:
                     group.interrupt()
                 lost = group.lost_ranks()
                 if lost and not group.fails_in_order:
-                    raise RankLostError(group.rank, group.size, lost[0], phase)
+                    raise RankLostError(group.rank, group.size, lost[0], phase, lost[1:])
                 index = wait_slice(*arguments)
                 if index < 0:
                     return

@@ -7,18 +7,19 @@ connections whose other end has proved that it has the group's key (handshake.py
 import contextlib
 import ipaddress
 import pickle
+import select
 import socket
 import struct
 import threading
 import time
 from typing import Any
 
+from eprt import env
 from eprt.dead_host import notice_dead_host
 from eprt.door import Door
 from eprt.ep.errors import EPTimeoutError, RankLostError
 from eprt.handshake import Caller, HandshakeError, introduce, receive_exactly
 
-MAX_SET_UP_S = 3600.0  # of a set-up call while all live: one rank may still load a model
 _LENGTH = struct.Struct("<Q")
 _RETRY_S = 0.05
 _LATE_S = 5.0  # the desk's own deadline is later by so much than the ranks', so that each of them tells its own
@@ -86,6 +87,7 @@ class Meeting:
         key: that all ranks have.
         timeout_s: until all ranks have come.
         listener: at the address, for rank 0, where somebody else has bound it.
+        call_timeout_s: of a set-up call while all live: one rank may still load a model. Default EPRT_SET_UP_TIMEOUT_S.
     """
 
     def __init__(
@@ -96,8 +98,10 @@ class Meeting:
         key: bytes,
         timeout_s: float,
         listener: socket.socket | None = None,
+        call_timeout_s: float | None = None,
     ):
         self.rank, self.size = rank, size
+        self._call_timeout_s: float = call_timeout_s or env.get("EPRT_SET_UP_TIMEOUT_S")
         self._where = f"[rank {rank}/{size}]"
         self._num_calls = 0
         self._lost: int | None = None
@@ -105,46 +109,65 @@ class Meeting:
         self._desk = _Desk(listener or _listen(place, size), size, key, timeout_s) if rank == 0 else None
         try:
             self._sock = connect(place, key, {"rank": rank, "size": size}, timeout_s)
-            self._receive(time.monotonic() + timeout_s + 2 * _LATE_S, "the start")
+            self._receive(time.monotonic() + timeout_s + 2 * _LATE_S, "the start", "EPRT_TIMEOUT_S")
         except BaseException:
             self.close()
             raise
         self.local_host: str = self._sock.getsockname()[0]  # the address from which this host reaches the desk
 
-    def allgather(self, kind: str, value: Any, timeout_s: float = MAX_SET_UP_S) -> list[Any]:
+    def allgather(self, kind: str, value: Any, timeout_s: float | None = None) -> list[Any]:
         """Every rank's value, in rank order. RankLostError, EPTimeoutError, RuntimeError where ranks disagree."""
         if self._lost is not None:
             raise RankLostError(self.rank, self.size, self._lost, "set-up")
         index = self._num_calls
         self._num_calls += 1
         self._send(("value", index, kind, pickle.dumps(value)))
-        values = self._receive(time.monotonic() + timeout_s, f"set-up call {index} ({kind})")
+        deadline = time.monotonic() + (self._call_timeout_s if timeout_s is None else timeout_s)
+        values = self._receive(deadline, f"set-up call {index} ({kind})", "EPRT_SET_UP_TIMEOUT_S", index)
         return [pickle.loads(each) for each in values]
 
     def _send(self, message: tuple) -> None:
         data = pickle.dumps(message)
         try:
-            self._sock.settimeout(MAX_SET_UP_S)
+            self._sock.settimeout(self._call_timeout_s)
             self._sock.sendall(_LENGTH.pack(len(data)) + data)
         except OSError:
             self._lost = 0
             raise RankLostError(self.rank, self.size, 0, "set-up") from None
 
-    def _receive(self, deadline: float, phase: str) -> Any:
+    def _receive(self, deadline: float, phase: str, deadline_name: str, index: int | None = None) -> Any:
+        """index: of the set-up call; the desk can tell who is missing in it."""
         start_s = time.monotonic()
         try:
-            what, content = _receive_message(self._sock, deadline)
-        except TimeoutError:
-            waited_s = time.monotonic() - start_s
-            raise EPTimeoutError(self.rank, self.size, 0, phase, 0, self._num_calls, waited_s) from None
+            message = self._next_message(deadline, index)
+            if message is None and index is not None:
+                self._send(("who", index))
+                message = self._next_message(time.monotonic() + _LATE_S, index)
+        except TimeoutError:  # amid a message
+            message = None
         except OSError:
-            what, content = "lost", 0
+            message = "lost", 0
+        what, content = message or ("missing", (index, [0]))  # the desk itself does not answer
+        if what == "missing":
+            peer, *others = content[1]
+            seen = self._num_calls - 1 if index is None else index
+            where = self.rank, self.size, peer, phase, seen, seen + 1, time.monotonic() - start_s
+            raise EPTimeoutError(*where, others=others, deadline=deadline_name)
         if what == "lost":
             self._lost = content
             raise RankLostError(self.rank, self.size, content, phase)
         if what == "error":
             raise RuntimeError(f"{self._where} {content}")
         return content
+
+    def _next_message(self, deadline: float, index: int | None) -> tuple[str, Any] | None:
+        """None where none has begun to come by the deadline. Who was missing in other calls, or is not any more, is of
+        no interest."""
+        while select.select([self._sock], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            what, content = _receive_message(self._sock, max(deadline, time.monotonic() + _LATE_S))
+            if what != "missing" or (content[0] == index and content[1]):
+                return what, content
+        return None
 
     def close(self, patience_s: float = 0.0) -> None:
         """patience_s: that rank 0, where the desk is, stays for others that close too."""
@@ -240,6 +263,8 @@ class _Desk:
                     break
                 if message[0] == "value":
                     self._add_value(rank, *message[1:])
+                if message[0] == "who":
+                    self._tell_who(rank, message[1])
         except Exception:  # whatever ended the connection, the rank is gone
             pass
         with self._lock:
@@ -266,6 +291,14 @@ class _Desk:
             self._tell_all("error", f"set-up call {index} is {said}; all ranks must make the same calls in order")
         else:
             self._tell_all("all", [values[other][1] for other in range(self._size)])
+
+    def _tell_who(self, rank: int, index: int) -> None:
+        """Tells one rank who is missing in a call; nobody where all have come meanwhile."""
+        with self._lock:
+            values = self._rounds.get(index)
+            missing = [] if values is None else [other for other in range(self._size) if other not in values]
+            data = pickle.dumps(("missing", (index, missing)))
+            self._writers[rank].sendall(_LENGTH.pack(len(data)) + data)
 
     def _tell_all(self, what: str, content: Any) -> None:
         data = pickle.dumps((what, content))

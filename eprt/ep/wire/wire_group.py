@@ -173,7 +173,7 @@ class WireGroup(EPGroup):
         if self._handle:
             died = [rank for rank in self._elsewhere if call_wire("peer_state", self._handle, rank) == _DIED]
             lost.update(rank for rank in died if self.view.alive[rank])
-        return tuple(sorted(lost))
+        return self._losses.in_order(lost)
 
     def end_proxy_thread(self, thread: int) -> None:
         """Fault injection: a thread of this rank's proxy ends, as if by an error."""

@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from eprt.ep.errors import EPTimeoutError, RankLostError
 from eprt.ep.group import group as group_module
-from eprt.ep.group import host_group
 from eprt.ep.group.group import EPGroup
 from eprt.ep.group.host_board import HostBoard
 
@@ -125,9 +125,27 @@ def test_what_a_rank_said_before_it_ended_counts(board):
 
 
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(board, monkeypatch):
-    monkeypatch.setattr(host_group, "MAX_SET_UP_S", 0.05)
-    with pytest.raises(EPTimeoutError, match="for rank 1 in set-up"):
+    monkeypatch.setenv("EPRT_SET_UP_TIMEOUT_S", "0.05")
+    with pytest.raises(EPTimeoutError, match=r"for ranks 1, 2 in set-up call 0 \(allgather\).*EPRT_SET_UP_TIMEOUT_S$"):
         set_up(board, 0)
+
+
+def test_a_wait_in_set_up_shows_the_peer_and_the_call_while_it_lasts(board):
+    groups = on_all_ranks(board, lambda group: group)
+    thread = threading.Thread(target=groups[0].barrier)
+    thread.start()
+    deadline_s = time.monotonic() + 60
+    while (wait := groups[0].current_wait) is None:
+        assert time.monotonic() < deadline_s
+    assert (wait.peer, wait.phase) == (1, "set-up call 1 (barrier)")
+    for group in groups[1:]:
+        others = threading.Thread(target=group.barrier)
+        others.start()
+    thread.join(60)
+    others.join(60)
+    assert groups[0].current_wait is None and not thread.is_alive()
+    for group in groups:
+        group.close()
 
 
 def test_virtual_nodes_are_for_mpirun(board, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eprt.ep.errors import RankLostError
+from eprt.ep.errors import EPTimeoutError, RankLostError
 from eprt.ep.wire.meeting import Meeting, connect, parse_address
 from eprt.handshake import MAGIC, HandshakeError, hear, introduce
 from tests.ranks.launch_wire import free_port
@@ -78,6 +78,34 @@ def test_rank_0_that_leaves_is_lost():
     with pytest.raises(RankLostError, match="rank 0 died"):
         meetings[1].allgather("allgather", None)
     meetings[1].close()
+
+
+def test_ranks_that_are_late_for_a_set_up_call_are_named_at_the_configured_deadline(monkeypatch):
+    """By everyone who waits, rank 0 or not; and whoever was late only finds all values there."""
+    monkeypatch.setenv("EPRT_SET_UP_TIMEOUT_S", "0.3")
+    meetings = meet(range(4), 4)
+    everyone(meetings, lambda m: m.allgather("allgather", m.rank))
+
+    def call(m):
+        with pytest.raises(EPTimeoutError) as caught:
+            m.allgather("window", m.rank)
+        return str(caught.value), caught.value.peer, caught.value.others
+
+    for rank, (text, peer, others) in zip((0, 2), everyone([meetings[0], meetings[2]], call)):
+        assert text.startswith(f"[rank {rank}/4] waited 0."), text
+        assert "s for ranks 1, 3 in set-up call 1 (window): epoch seen 1, expected 2; are they alive?" in text
+        assert text.endswith("The deadline is EPRT_SET_UP_TIMEOUT_S") and (peer, others) == (1, (3,))
+    for m in meetings:
+        m.close()
+
+
+def test_who_is_missing_is_forgotten_once_all_have_come():
+    """The answer of the desk comes after the values; the next call gets its own."""
+    meetings = meet(range(2), 2)
+    first = everyone(meetings, lambda m: m.allgather("allgather", m.rank))
+    meetings[1]._send(("who", 0))
+    assert everyone(meetings, lambda m: m.allgather("allgather", m.rank + 5)) == [[5, 6]] * 2 and first == [[0, 1]] * 2
+    everyone(meetings, lambda m: m.close(PATIENCE_S))
 
 
 def test_ranks_that_do_not_come_are_named():
