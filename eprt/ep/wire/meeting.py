@@ -22,6 +22,7 @@ from eprt.handshake import Caller, HandshakeError, introduce, receive_exactly
 
 _LENGTH = struct.Struct("<Q")
 _RETRY_S = 0.05
+_LOST_DESK: tuple[str, Any] = ("lost", 0)
 _LATE_S = 5.0  # the desk's own deadline is later by so much than the ranks', so that each of them tells its own
 
 
@@ -146,8 +147,9 @@ class Meeting:
         except TimeoutError:  # amid a message
             message = None
         except OSError:
-            message = "lost", 0
-        what, content = message or ("missing", (index, [0]))  # the desk itself does not answer
+            message = _LOST_DESK
+        missing: tuple[str, Any] = "missing", (index, [0])  # the desk itself does not answer
+        what, content = message or missing
         if what == "missing":
             peer, *others = content[1]
             seen = self._num_calls - 1 if index is None else index

@@ -35,15 +35,17 @@ class Chooser:
             chosen = self.choose_decode(token_ids, tier)
             return None if chosen is None else (chosen, False)
 
+        number = tier.rank if tier else 0
+
         def missing(instance: Instance) -> int:
-            return instance.pool.router.predict(token_ids, cache_key)[2]
+            return instance.pool.router.predict(token_ids, cache_key, number)[2]
 
         def prefill_ms(instance: Instance) -> float:
-            _, charged, uncached = instance.pool.router.predict(token_ids, cache_key)
+            _, charged, uncached = instance.pool.router.predict(token_ids, cache_key, number)
             return instance.rate.predict_ms(charged + uncached)
 
         def first_token_s(instance: Instance) -> float:
-            rank, _, uncached = instance.pool.router.predict(token_ids, cache_key)
+            rank, _, uncached = instance.pool.router.predict(token_ids, cache_key, number)
             return instance.forecast.first_token_times(rank, tier, uncached)[0]
 
         def is_late(instance: Instance) -> bool:
@@ -63,7 +65,7 @@ class Chooser:
 
     def check_tier(self, tier: Tier, chosen: Instance, token_ids: Sequence[int], cache_key: str | None) -> None:
         """ApiError 429 where a limit of the tier would be missed. chosen: who would begin."""
-        rank, _, uncached = chosen.pool.router.predict(token_ids, cache_key)
+        rank, _, uncached = chosen.pool.router.predict(token_ids, cache_key, tier.rank)
         chosen.forecast.check_first_token(tier, rank, uncached)
         decodes = self._open("decode") or [chosen]
         check_step([one.forecast for one in decodes], tier, len(token_ids))

@@ -143,7 +143,7 @@ class Fleet:
                 instance, hands_over = chosen
                 if tier is not None:
                     self.chooser.check_tier(tier, instance, token_ids, cache_key)
-                rank, charged, uncached = instance.pool.router.predict(token_ids, cache_key)
+                rank, charged, uncached = instance.pool.router.predict(token_ids, cache_key, tier.rank if tier else 0)
                 self.on_prediction(instance, *instance.forecast.first_token_times(rank, tier, uncached))
                 sequences = instance.pool.sequences
                 adds = sequences.start(generation, [(token_ids, params)], cache_key, hands_over)

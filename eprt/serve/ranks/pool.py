@@ -79,7 +79,8 @@ class RankPool:
         self.limits: RequestLimits | None = None  # once all ranks have loaded
         self.ready = asyncio.Event()  # all ranks have loaded
         self.ended = asyncio.Event()  # all ranks have left, or are lost
-        self.router = Router(config.num_ranks, engine.max_running + engine.max_queue, engine.page_size)
+        num_tiers = max(1, len(config.options.tiers))
+        self.router = Router(config.num_ranks, engine.max_running + engine.max_queue, engine.page_size, num_tiers)
         # None: nobody asks it.
         self.forecast: Forecast | None = None
         if config.options.tiers or config.options.num_instances:
@@ -168,7 +169,7 @@ class RankPool:
         """ApiError 429 where a limit of the tier would be missed. The longest prompt speaks for all."""
         assert self.forecast is not None, "a server with tiers has one"
         longest = max((token_ids for token_ids, _ in prompts), key=len)
-        rank, _, uncached = self.router.predict(longest, cache_key)
+        rank, _, uncached = self.router.predict(longest, cache_key, tier.rank)
         self.forecast.check_first_token(tier, rank, uncached)
         check_step([self.forecast], tier, len(longest))
 

@@ -96,7 +96,7 @@ class Sequences:
         hands_over: as in AddRequest."""
         adds: list[Add] = []
         siblings: list[_PromptSequences] = []  # of each add
-        first = len(generation.request_ids)
+        first, tier = len(generation.request_ids), _tier_of(generation)
         try:
             for token_ids, params in prompts:
                 siblings += [_PromptSequences(params.n)] * params.n
@@ -104,8 +104,8 @@ class Sequences:
                 for sample_idx in range(params.n):
                     seq = self._next_seq()
                     request_id = f"{self._prefix}{seq}"
-                    uncached = self.router.predict(token_ids, cache_key)[2] if self.forecast else 0
-                    rank = self.router.assign(request_id, token_ids, cache_key)
+                    uncached = self.router.predict(token_ids, cache_key, tier)[2] if self.forecast else 0
+                    rank = self.router.assign(request_id, token_ids, cache_key, tier)
                     generation.request_ids.append(request_id)
                     if self.forecast is not None:
                         self.forecast.start(request_id, rank, generation.tier, max(uncached, 1))
@@ -166,7 +166,8 @@ class Sequences:
     def _reassign(self, sequence: RunningSequence, token_ids: list[int], computes: bool = True) -> None:
         """Another rank gets the sequence. computes: else its pages come from elsewhere."""
         request_id = sequence.request.request_id
-        sequence.rank, sequence.since_s = self.router.reassign(request_id, token_ids), time.monotonic()
+        sequence.rank = self.router.reassign(request_id, token_ids, _tier_of(sequence.generation))
+        sequence.since_s = time.monotonic()
         if self.forecast is not None:
             self.forecast.start(request_id, sequence.rank, sequence.generation.tier, len(token_ids) if computes else 0)
 
@@ -267,3 +268,8 @@ class Sequences:
         for sequence in self._running.values():
             oldest_s[sequence.rank] = min(sequence.started_s, oldest_s.get(sequence.rank, sequence.started_s))
         return oldest_s
+
+
+def _tier_of(generation: Generation) -> int:
+    """As the router numbers them; all are alike on a server without tiers."""
+    return 0 if generation.tier is None else generation.tier.rank

@@ -112,3 +112,28 @@ def test_a_choice_is_predicted_without_being_made():
     assert router.predict([8] * 6, "k")[2] == 0, "a client's word"
     router.close_rank(0), router.close_rank(1)
     assert router.predict(prompt) == (-1, 0, 10)
+
+
+def test_a_tier_waits_for_its_own_and_those_before_it_alone():
+    """Rank 0 has a long request of the last tier, rank 1 a short one of the first."""
+    router = Router(2, 100, num_tiers=3)
+    assert router.assign("base", [1] * 500, tier=2) == 0 and router.assign("max", [2] * 50, tier=0) == 1
+    assert router.predict([3] * 10, tier=0) == (0, 0, 10), "the 500 tokens give way"
+    assert router.predict([3] * 10, tier=1) == (0, 0, 10)
+    assert router.predict([3] * 10, tier=2) == (1, 50, 10)
+    assert router.assign("max 2", [3] * 10, tier=0) == 0
+    router.add_token("max 2")
+    assert [router.tokens_ahead(0, tier) for tier in range(3)] == [11, 11, 511]
+    assert [router.tokens_ahead(1, tier) for tier in range(3)] == [50, 50, 50] and router.num_tokens == [511, 50]
+    router.close_rank(0)
+    assert router.reassign("max 2", [3] * 11, tier=0) == 1 and router.tokens_ahead(1, 0) == 61
+    for request in ("base", "max", "max 2"):
+        router.release(request)
+    assert [router.tokens_ahead(rank, 2) for rank in range(2)] == router.num_tokens == [0, 0]
+
+
+def test_among_ranks_that_are_alike_for_a_tier_the_one_with_less_behind_is_taken():
+    router = Router(3, 100, num_tiers=2)
+    for rank, length in enumerate((90, 30, 60)):
+        assert router.assign(f"base {rank}", [rank] * length, tier=1) == rank
+    assert router.assign("max", [7] * 5, tier=0) == 1

@@ -350,3 +350,18 @@ def test_requests_of_a_tier_are_counted_and_sent_away_where_they_would_be_late(m
 
 def on_output(pool: RankPool, rank: int, output: TokenOutput) -> None:
     pool.on_message(pool.ranks[rank], StepReport([output], None))
+
+
+def test_inside_a_group_a_tier_goes_where_least_is_ahead_of_it():
+    """A long request of the last tier gives way; and each token is counted for its tier until its end."""
+    pool = serving_pool(lambda reason, rank: None, "--tier", "max=1,9", "--tier", "base=2,9")
+    first, last = pool._config.options.tiers
+    pool.submit([([1] * 400, SamplingParams())], None, last)
+    pool.submit([([2] * 30, SamplingParams())], None, first)
+    assert pool.router.num_tokens == [400, 30]
+    pool.submit([([3] * 20, SamplingParams())], None, first)
+    assert pool.router.num_tokens == [420, 30] and [pool.router.tokens_ahead(r, 0) for r in range(2)] == [20, 30]
+    report(pool, 0, TokenOutput("3", 7))
+    assert pool.router.tokens_ahead(0, 0) == 21 and pool.router.tokens_ahead(0, 1) == 421
+    report(pool, 0, TokenOutput("3", 7, finish_reason="stop"))
+    assert pool.router.tokens_ahead(0, 0) == 0
