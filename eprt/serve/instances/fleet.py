@@ -21,7 +21,7 @@ from eprt.serve.errors import ApiError, print_line, unavailable
 from eprt.serve.instances.chooser import Chooser
 from eprt.serve.instances.far_joins import NEEDED, FarJoinAnswer, FarJoinRequest, FarJoins
 from eprt.serve.instances.handoffs import Handoffs
-from eprt.serve.instances.instance import Instance
+from eprt.serve.instances.instance import Instance, fleet_loading_reason
 from eprt.serve.instances.standstill import Standstill
 from eprt.serve.instances.starter import InstanceStarter
 from eprt.serve.options import ROLES, FrontendConfig, InstanceName
@@ -226,6 +226,8 @@ class Fleet:
             self._on_loaded(instance)
         elif isinstance(message, msg.Bye) and instance.pool.ended.is_set():
             self._on_left(instance)
+        if self.state == "loading":
+            self.reason = fleet_loading_reason(self.instances.values())
 
     def on_closed(self, rank: Rank | None, is_rank0: bool) -> None:
         if rank is not None:

@@ -1,9 +1,11 @@
 """Instance: one group of ranks among several: its pool, and what its choice depends on. Knows nothing of others."""
 
 import time
+from collections.abc import Iterable
 
 from eprt.serve.instances.scores import PrefillRate
 from eprt.serve.options import InstanceName
+from eprt.serve.ranks.loading import loading_reason
 from eprt.serve.ranks.pool import RankPool
 from eprt.serve.tiers.forecast import Forecast
 from eprt.serve.tiers.step_model import StepModel
@@ -57,3 +59,14 @@ class Instance:
     @property
     def steps(self) -> StepModel:
         return self.forecast.steps
+
+
+def fleet_loading_reason(instances: Iterable[Instance]) -> str:
+    """Why a server does not serve yet: what all ranks have read, and whom it waits for."""
+    there = list(instances)
+    told = [rank.loading for one in there for rank in one.pool.ranks.values() if rank.loading]
+    reason = loading_reason(told) if told else "the model is loading"
+    ready, awaited = ([str(one) for one in there if one.is_open is is_open] for is_open in (True, False))
+    if ready and awaited:
+        reason += f"; ready: {', '.join(ready)}; awaited: {', '.join(awaited)}"
+    return reason

@@ -55,6 +55,24 @@ def test_it_serves_once_all_instances_of_the_start_have_loaded():
     run(life, loads=False)
 
 
+def test_while_it_loads_its_reason_tells_what_was_read_and_who_is_awaited():
+    async def life(fleet: GivenFleet) -> None:
+        assert fleet.reason == "the model is loading"
+        for name, num_gb in (("prefill-0", 1), ("decode-0", 3)):
+            fleet.on_message(fleet.given[name], msg.Loading(num_gb * 10**9, 4 * 10**9))
+        assert fleet.reason == "the model is loading: 4.0 of 8.0 GB read"
+        with pytest.raises(ApiError, match=r"no new requests: the model is loading: 4[.]0 of 8[.]0 GB"):
+            fleet.submit([([1], PARAMS)])
+        fleet.on_message(fleet.given["decode-0"], msg.Ready(info("b")))
+        assert fleet.reason == "the model is loading: 4.0 of 8.0 GB read; ready: decode-0; awaited: prefill-0"
+        fleet.on_message(fleet.given["prefill-0"], msg.Ready(info("a")))
+        assert (fleet.state, fleet.reason) == ("serving", "")
+        fleet.on_message(fleet.given["prefill-0"], msg.Loading(1, 1))
+        assert fleet.reason == "", "a successor's loading is of no interest here"
+
+    run(life, loads=False)
+
+
 @pytest.mark.parametrize(
     "field, value, words",
     [
