@@ -27,6 +27,8 @@ from .text import to_text, wants_colour
 from .windows.baseline import Baseline
 from .windows.window_sums import WindowSums
 
+_THIS_MACHINE = "127.0.0.1"
+
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -97,9 +99,7 @@ def _add_page_flags(parser: argparse.ArgumentParser) -> None:
     page.add_argument(
         "--port", type=int, help=f"port to listen on, default {DEFAULT_PORT}, or a free one if that is taken"
     )
-    page.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on, default %(default)s: only this machine"
-    )
+    page.add_argument("--host", help=f"address to listen on, default {_THIS_MACHINE}: only this machine")
     page.add_argument(
         "--allow-host",
         metavar="NAME",
@@ -170,7 +170,7 @@ def _check_compared(parser: argparse.ArgumentParser, arguments: argparse.Namespa
 def _check_form(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Flags of the page beside what shows none, and a server's key without a server."""
     forms = ("json", "text", "mute", "unmute", "save_baseline")
-    if (form := _given(arguments, forms)) and (given := _given(arguments, ("port", "open"))):
+    if (form := _given(arguments, forms)) and (given := _given(arguments, ("port", "open", "host"))):
         parser.error(f"--{given} is for the page, which --{form} does not show")
     if form and arguments.allow_host:
         parser.error(f"--allow-host is for the page, which --{form} does not show")
@@ -302,7 +302,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
     with contextlib.closing(source), _listen(Page(source), arguments) as server:
         print(f"eprt diagnose: page of {source.name} at {server.url}   (Ctrl-C ends)", flush=True)
-        if arguments.host == "127.0.0.1":
+        if arguments.host in (None, _THIS_MACHINE):
             forward = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} THIS-HOST"
             print(f"    from another machine: {forward}, then the same address", flush=True)
         if arguments.open:
@@ -322,13 +322,14 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _listen(page: Page, arguments: argparse.Namespace) -> PageServer:
     port = DEFAULT_PORT if arguments.port is None else arguments.port
+    host = _THIS_MACHINE if arguments.host is None else arguments.host
     allowed = tuple(arguments.allow_host)
     try:
-        return PageServer(page, arguments.host, port, allowed)
+        return PageServer(page, host, port, allowed)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and arguments.port is None:
-            return PageServer(page, arguments.host, 0, allowed)
-        raise OSError(f"cannot listen on {arguments.host}:{port}: {error.strerror or error}") from None
+            return PageServer(page, host, 0, allowed)
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
 if __name__ == "__main__":

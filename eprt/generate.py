@@ -132,4 +132,6 @@ def _json(prompt: str, result: RequestOutput, output: CompletionOutput) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from eprt import cli
+
+    sys.exit(cli.main(["generate", *sys.argv[1:]]))

@@ -94,4 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from eprt import cli
+
+    sys.exit(cli.main(["hash-load", *sys.argv[1:]]))

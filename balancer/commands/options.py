@@ -43,6 +43,7 @@ _LEAST = {
 
 # What each must be below; else 2^63. Beyond, the planner's 32-bit integers and the memory of any machine end.
 _BELOW_POWER = {"num_gpus": 20, "num_slots": 31, "usable_slots": 31, "window_s": 30}
+_TRAFFIC, _ALLOWANCE = "node_copies", 0.02  # what plans reduce, and at which cost in balance, unless flags say
 _SPEEDS = 1e-6, 1e6  # of GPUs relative to each other; arithmetic with more than that between them has no digits left
 
 
@@ -71,15 +72,16 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--masked-gpus", type=gpus, metavar="G,G,...", help="GPUs that must stay empty")
 
 
-def add_traffic(parser: argparse.ArgumentParser, *, with_allowance: bool = True) -> None:
+def add_traffic(parser: argparse.ArgumentParser, *, with_allowance: bool = True, optional: bool = False) -> None:
+    """optional: the subcommand may do without traces; then flags that were not given are None."""
     add = parser.add_argument
-    text = "which traffic between nodes to reduce, default %(default)s"
-    add("--traffic", choices=list(OBJECTIVES), default="node_copies", help=text)
+    text = f"which traffic between nodes to reduce, default {_TRAFFIC}"
+    add("--traffic", choices=list(OBJECTIVES), default=None if optional else _TRAFFIC, help=text)
     add("--any-source", action="store_true", help="ignore the ranks of the tokens, recorded on another cluster")
     if not with_allowance:
         return
-    text = "fraction by which the largest GPU load may exceed that of a plan for balance alone; default %(default)s"
-    add("--balance-allowance", type=float, default=0.02, metavar="X", help=text)
+    text = f"fraction by which the largest GPU load may exceed that of a plan for balance alone; default {_ALLOWANCE}"
+    add("--balance-allowance", type=float, default=None if optional else _ALLOWANCE, metavar="X", help=text)
 
 
 def add_max_moves(parser) -> None:
@@ -168,7 +170,11 @@ def _speeds(arguments: argparse.Namespace) -> np.ndarray:
 
 def traffic_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of plan() beside coactivation that reduce traffic."""
-    return {"traffic": arguments.traffic, "balance_allowance": arguments.balance_allowance}
+    allowance = arguments.balance_allowance
+    return {
+        "traffic": arguments.traffic or _TRAFFIC,
+        "balance_allowance": _ALLOWANCE if allowance is None else allowance,
+    }
 
 
 def usable_trace(arguments: argparse.Namespace, trace: RoutingTrace) -> RoutingTrace:
@@ -183,6 +189,7 @@ def read_placement(path: Path, num_gpus: int | None, num_nodes: int | None) -> P
         if isinstance(data, dict):
             data.setdefault("num_gpus", num_gpus)
             data.setdefault("num_nodes", num_nodes or 1)
+            _check_cells(data.get("physical_to_logical_map"))
         return Placement.from_json(data)
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not text in UTF-8; a placement is a JSON file") from None
@@ -190,6 +197,15 @@ def read_placement(path: Path, num_gpus: int | None, num_nodes: int | None) -> P
         raise ValueError(f"{path}: lists or objects nested too deep to be a placement") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _check_cells(rows: Any) -> None:
+    """ValueError names the first slot that holds a list or an object; what else is wrong Placement finds."""
+    for layer, row in enumerate(rows if isinstance(rows, list) else ()):
+        for slot, expert in enumerate(row if isinstance(row, list) else ()):
+            if isinstance(expert, (list, dict)):
+                where = f"physical_to_logical_map[layer {layer}, slot {slot}]"
+                raise ValueError(f"{where} is {json.dumps(expert)[:40]}: must be one expert's number, or -1")
 
 
 def check_fits(path: Path, placement: Placement, load: Path, load_LE: np.ndarray) -> None:

@@ -25,7 +25,7 @@ def add_parser(commands) -> None:
     _add_export(parser)
     text = "reduce traffic between nodes, using the routing traces (topk_idx) of FILE, default those of --load"
     parser.add_argument("--coactivation", metavar="FILE", type=Path, nargs="?", const=Path(), help=text)
-    options.add_traffic(parser)
+    options.add_traffic(parser, optional=True)
     current = parser.add_argument_group("from the placement in force")
     text = "change this placement, the most useful moves first"
     current.add_argument("--current", metavar="FILE", type=Path, help=text)
@@ -88,6 +88,8 @@ def _check_belonging(arguments: argparse.Namespace) -> None:
     for flag, value, other, has_other in (
         ("--first-layer", arguments.first_layer, "--for", arguments.target in TARGETS),
         ("--bytes-per-expert", arguments.bytes_per_expert, "--max-bytes", arguments.max_bytes is not None),
+        ("--traffic", arguments.traffic, "--coactivation", arguments.coactivation is not None),
+        ("--balance-allowance", arguments.balance_allowance, "--coactivation", arguments.coactivation is not None),
         ("--any-source", arguments.any_source or None, "--coactivation", arguments.coactivation is not None),
     ):
         if value is not None and not has_other:

@@ -87,6 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for flag, path in (("--json", arguments.json), ("--plot", arguments.plot)):
             _require_writable(flag, path)
+        if arguments.plot:
+            from eprt.cluster.plot import require_format
+
+            require_format(arguments.plot)
         plan = make_plan(arguments)
         rows = list(plan.rows())
         if not rows:
@@ -140,4 +144,6 @@ def make_plan(arguments: argparse.Namespace) -> ClusterPlan:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from eprt import cli
+
+    sys.exit(cli.main(["plan-cluster", *sys.argv[1:]]))

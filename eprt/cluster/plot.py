@@ -6,6 +6,17 @@ from pathlib import Path
 from eprt.cluster.cluster_plan import ClusterRow
 
 
+def require_format(path: Path) -> None:
+    """Before anything is printed: ValueError for a name that says no kind of picture, ImportError where matplotlib is
+    missing."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = sorted(FigureCanvasBase.get_supported_filetypes())
+    suffix = path.suffix.removeprefix(".").lower()
+    if suffix and suffix not in kinds:
+        raise ValueError(f"--plot {path}: no picture is a .{suffix}; it may be one of {', '.join(kinds)}")
+
+
 def draw(rows: Sequence[ClusterRow], path: Path) -> None:
     """ImportError where matplotlib is missing."""
     import matplotlib

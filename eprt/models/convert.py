@@ -54,8 +54,9 @@ def convert(
     """
     source, target = Path(source), Path(target)
     started_s = time.monotonic()
-    if target.exists():
-        raise ValueError(f"{target} exists; name a directory that does not, or remove it")
+    if target.exists() or target.is_symlink():
+        what = "exists" if target.exists() else "is a symbolic link to nothing"
+        raise ValueError(f"{target} {what}; name a directory that does not exist, or remove it")
     checkpoint = Checkpoint(source)
     num_bytes = sum(info.num_bytes for info in checkpoint.tensors.values())
     files = list(_files(checkpoint, _rank_of_expert(source, num_ranks), max_file_bytes))

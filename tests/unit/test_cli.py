@@ -10,6 +10,7 @@ import pytest
 
 import eprt
 from eprt import cli
+from tests.paths import DEMO, DEMO_V4
 from tests.unit.cases import ROOT
 
 
@@ -91,6 +92,24 @@ def test_a_reader_that_has_seen_enough_is_no_error(words, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "eprt.cli", *words], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, check=False
     )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eprt.generate", "--model", DEMO, "--prompt", "1", "--max-tokens", "1", "--kv-cache-gb", "0.02"],
+        ["eprt.cluster", "--model", "benchmarks/shapes/deepseek_v3", "--nodes", "2"],
+        ["eprt.hash_load", DEMO_V4, "README.md"],
+    ],
+)
+def test_a_reader_that_has_seen_enough_is_no_error_of_a_module(words):
+    """Programs can be started as `python -m`, too."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -108,6 +108,13 @@ def test_what_cannot_be_planned_is_one_line(arguments, message, capsys):
     assert message in error and error.count("\n") == 1 and not printed
 
 
+def test_a_picture_of_no_known_kind_is_refused_before_anything_is_printed(capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["--model", str(DEEPSEEK_V3), "--nodes", "2", "--plot", "x.txt"]) == 2
+    printed, error = capsys.readouterr()
+    assert "--plot x.txt: no picture is a .txt; it may be one of " in error and error.count("\n") == 1 and not printed
+
+
 def test_models_whose_attention_is_not_counted_are_refused():
     sparse = IndexerConfig(num_heads=64, head_dim=128, top_k=2048)
     with pytest.raises(ValueError, match="model_type='deepseek_v32' is not planned"):

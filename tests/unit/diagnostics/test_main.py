@@ -208,6 +208,8 @@ def test_text_has_colours_where_they_are_wanted(log_8, capsys):
         (["--url", "http://y", "--save-baseline", "f"], "--save-baseline is for DIR"),
         (["x", "--text", "--port", "80"], "--port is for the page, which --text does not show"),
         (["x", "--mute", "job", "--until", "1h", "--open"], "--open is for the page, which --mute does not show"),
+        (["x", "--json", "--host", "0.0.0.0"], "--host is for the page, which --json does not show"),
+        (["x", "--text", "--host", "127.0.0.1"], "--host is for the page, which --text does not show"),
         (["x", "--json", "--allow-host", "h"], "--allow-host is for the page, which --json does not show"),
         (["x", "--api-key", "k"], "--api-key is for --url"),
         (["x", "--save-baseline", "f", "--text"], "--text does nothing beside --save-baseline"),

@@ -43,6 +43,17 @@ def tensors_of(directory):
     return {name: checkpoint.read(name) for name in checkpoint.tensors}
 
 
+def test_a_link_to_nothing_is_refused_before_anything_is_read(source, tmp_path, capsys):
+    """Nothing could be renamed to it: the directory behind it does not exist."""
+    target = tmp_path / "link"
+    target.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"link is a symbolic link to nothing; name a directory that does not exist"):
+        convert(source, target, NUM_RANKS, progress=lambda done, total: pytest.fail("it copies"))
+    assert main(["convert", str(source), str(target), "--num-ranks", "3"]) == 2
+    assert "is a symbolic link to nothing" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["link"] and target.is_symlink()
+
+
 def test_tensors_are_the_same_bits(source, converted):
     before, after = tensors_of(source), tensors_of(converted)
     assert before.keys() == after.keys()

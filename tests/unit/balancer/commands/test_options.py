@@ -60,3 +60,21 @@ def test_a_placement_may_leave_its_cluster_to_the_flags(tmp_path):
     path.write_text("[1]")
     with pytest.raises(ValueError, match=r"p\.json: a list at the top level; expected a placement"):
         options.read_placement(path, 4, 2)
+
+
+@pytest.mark.parametrize("cell, shown", [("[1]", r"\[1\]"), ("[1, 2]", r"\[1, 2\]"), ('{"a": 1}', '{"a": 1}')])
+def test_a_slot_that_holds_a_list_is_named(tmp_path, cell, shown):
+    path = tmp_path / "p.json"
+    path.write_text(f'{{"physical_to_logical_map": [[0, 1], [0, {cell}]]}}')
+    words = rf"p.json: physical_to_logical_map\[layer 1, slot 1\] is {shown}: must be one expert's number, or -1$"
+    with pytest.raises(ValueError, match=words):
+        options.read_placement(path, 2, 1)
+
+
+def test_flags_of_traffic_that_were_not_given_have_their_defaults_in_the_plan():
+    parser = argparse.ArgumentParser()
+    options.add_traffic(parser, optional=True)
+    default = options.traffic_arguments(parser.parse_args([]))
+    assert default == options.traffic_arguments(parse("--num-gpus", "2"))
+    given = options.traffic_arguments(parser.parse_args(["--balance-allowance", "0"]))
+    assert given["balance_allowance"] == 0

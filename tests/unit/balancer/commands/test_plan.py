@@ -89,6 +89,8 @@ def test_plan_command_writes_a_placement_that_loads(tmp_path, capsys):
         ([*CLUSTER, "--masked-gpus", "0,1,2,3,4,5,6,7"], "every GPU is masked: none is left to hold experts"),
         ([*CLUSTER, "--first-layer", "3"], "--first-layer does nothing without --for"),
         ([*CLUSTER, "--bytes-per-expert", "3"], "--bytes-per-expert does nothing without --max-bytes"),
+        ([*CLUSTER, "--traffic", "node_copies"], "--traffic does nothing without --coactivation: give both or none"),
+        ([*CLUSTER, "--balance-allowance", "0"], "--balance-allowance does nothing without --coactivation"),
         ([*CLUSTER, "--any-source"], "--any-source does nothing without --coactivation"),
         ([*CLUSTER, "--out", "/"], "--out /: must name a file in a directory that can be written"),
         ([*CLUSTER, "--out", ""], "--out : must name a file in a directory that can be written"),
