@@ -1,10 +1,10 @@
-// Attention of few queries per request over a paged cache of latents, absorbed form, the latents in e4m3: both products
-// with them are products of e4m3 on the tensor cores.
+// Attention to chosen tokens, of few queries per request, over a paged cache of latents in e4m3, absorbed form: both
+// products with them are products of e4m3 on the tensor cores. mla_dense_fp8.cu is for whole contexts.
 //
 // As in mla_decode.cu a thread block has kRows rows (token, head) of one request and walks through its context in
 // blocks of 64 positions, which lie in kStages stages. Two warpgroups take turns: each computes the scores and weights
 // of every other block, and adds the values of all blocks to its half of the output's columns. In front of the weights
-// of its own block it starts the products of the other's block, which run meanwhile; a warp loads.
+// of its own block it starts the products of the other's block, which run meanwhile; a third one copies entries.
 //
 // Scores. A query's latents are divided by a scale and rounded to e4m3 (mla_quantize.cu), its rotated part is divided
 // by the same scale, as both parts of an entry are by the entry's: a score is query scale * entry scale * (product of
@@ -18,10 +18,11 @@
 // A row's weights are scaled such that the largest is about 2^kTop and e4m3 holds what is up to 2^-14 of it. The scale
 // passes from block to block and changes only when a score is larger by more than a factor of 2^kRise.
 //
-// The thread blocks of a cluster have different rows of the same request: each loads half of the tiles, and the
-// hardware hands them to both.
+// The thread blocks of a cluster have different rows of the same request, and copy the same entries at about the same
+// time.
 //
-// Compile-time constants: CTAS (blocks of a cluster) and TERMS (of queries' latents), 1 or 2; GATHER (mla_gather.cuh).
+// Compile-time constants: CTAS (blocks of a cluster) and TERMS (of queries' latents), 1 or 2; GATHER, 1
+// (mla_gather.cuh).
 #include "mla_fp8_load.cuh"
 #include "softmax.cuh"
 #include "wgmma_bf16.cuh"
@@ -31,21 +32,6 @@ namespace eprt {
 
 // Barriers of the thread block. kWeighed + w: warpgroup w has stored a block's weights, which the other one awaits.
 constexpr int kOfWarpgroup = 1, kAllConsumers = 3, kWeighed = 4;
-constexpr float kTop = 5.f, kRise = 3.5f;                                       // log2; their sum is below that of 448
-constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2, kHalfRow = 4;  // in descriptors
-
-EPRT_DEVICE float largest_of_quad(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
-
-EPRT_DEVICE float sum_of_quad(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
-}
-
-// What is the same in all lanes anyway, so that the compiler sees it: such values need no registers of lanes.
-EPRT_DEVICE int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
 // Values of 32 positions on their way to products: 16 columns each.
 using Values = uint32_t[4][4];
@@ -217,7 +203,7 @@ struct Consumer {
     for (int m = 0; m < 4; ++m) load_transposed(x[m], tile + ((warp % 2 * 4 + m) ^ lane % 8) * 16);
     if (left >= kKeys) return;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // 16 positions, of which a word has four: see load_transposed
+    for (int i = 0; i < 2; ++i) {  // 16 positions, of which a word has four: see arrange_pairs
       uint32_t kept = 0;
 #pragma unroll
       for (int k = 0; k < 4; ++k)
@@ -476,16 +462,7 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   const int group = uniform(threadIdx.x / kWarpgroup);
   if (group == 2) {
     registers_for_loads();
-    if constexpr (kGather) {
-      gather(p, s, share, rank);
-    } else if (threadIdx.x < kConsumers + kWarp) {
-      if (p.box_rows == 64)
-        load<1>(p, s, share, rank);
-      else if (p.box_rows == 32)
-        load<2>(p, s, share, rank);
-      else
-        load<4>(p, s, share, rank);
-    }
+    gather(p, s, share, rank);
   } else {
     registers_for_products();
     if (group == 0)

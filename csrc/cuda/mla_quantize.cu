@@ -1,4 +1,4 @@
-// Queries of latent attention as mla_decode_fp8.cu takes them: a warp for each row (token, head).
+// Queries of latent attention as mla_dense_fp8.cu takes them: a warp for each row (token, head).
 //
 // A row becomes TERMS times 512 latents in e4m3, of which the second ones are what the first leave over, and 64 rotated
 // values in bfloat16, all of them divided by the row's scale.

@@ -23,12 +23,37 @@ EPRT_DEVICE void multiply_fp8(float (&d)[32], const uint32_t (&x)[4], uint64_t y
       : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y), "r"(int(add)));
 }
 
-// 16 bytes of each of 32 rows, transposed, as the left operand above. Row r of the operand's 16 rows of a warp is byte
-// 2 (r % 8) + r / 8; of 16 rows, byte 4 t + 2 i + e of the operand's rows is row 8 i + 2 t + e. my_row: of the 32 rows,
-// row `lane`.
+// Starts to load 16 bytes of each of 32 rows, two bytes of two rows a word. my_row: of the 32 rows, row `lane`.
+EPRT_DEVICE void load_pairs(uint32_t (&pairs)[4], const uint8_t* my_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(shared_address(my_row))
+               : "memory");
+}
+
+// The first, or the second, bytes of the pairs in two words.
+EPRT_DEVICE uint32_t first_bytes(uint32_t a, uint32_t b) {
+  uint32_t bytes;
+  asm volatile("prmt.b32 %0, %1, %2, 0x6420;" : "=r"(bytes) : "r"(a), "r"(b));
+  return bytes;
+}
+EPRT_DEVICE uint32_t second_bytes(uint32_t a, uint32_t b) {
+  uint32_t bytes;
+  asm volatile("prmt.b32 %0, %1, %2, 0x7531;" : "=r"(bytes) : "r"(a), "r"(b));
+  return bytes;
+}
+
+// Loaded pairs as the left operand above. Row r of the operand's 16 rows of a warp is byte 2 (r % 8) + r / 8 of the
+// loaded rows; of 16 of these, byte 4 t + 2 i + e of the operand's rows is row 8 i + 2 t + e.
+EPRT_DEVICE void arrange_pairs(uint32_t (&x)[4], const uint32_t (&pairs)[4]) {
+  x[0] = first_bytes(pairs[0], pairs[1]), x[1] = second_bytes(pairs[0], pairs[1]);
+  x[2] = first_bytes(pairs[2], pairs[3]), x[3] = second_bytes(pairs[2], pairs[3]);
+}
+
+// 16 bytes of each of 32 rows as the left operand above, at once.
 EPRT_DEVICE void load_transposed(uint32_t (&x)[4], const uint8_t* my_row) {
   asm volatile(
-      "{ .reg .b32 a, b, c, d;"  // two bytes of two rows each, of 8 rows
+      "{ .reg .b32 a, b, c, d;"
       "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {a, b, c, d}, [%4];"
       "prmt.b32 %0, a, b, 0x6420; prmt.b32 %1, a, b, 0x7531; prmt.b32 %2, c, d, 0x6420; prmt.b32 %3, c, d, 0x7531; }"
       : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])

@@ -1,4 +1,5 @@
-"""Latent attention of decodes over an fp8 cache on Hopper: csrc/cuda/mla_quantize.cu, then mla_decode_fp8.cu.
+"""Latent attention of decodes over an fp8 cache on Hopper: csrc/cuda/mla_quantize.cu, then mla_dense_fp8.cu,
+or mla_decode_fp8.cu for chosen tokens (pages of one).
 
 The schedule of a step and the sum of what it cuts are those of mla_decode.py. Knows how to build and launch these
 kernels and what they take; when they are used is known to eprt/ops/cuda.
@@ -21,7 +22,8 @@ ENTRY_BYTES = 656
 TERMS = 1  # e4m3 numbers for a latent of a query
 _ROPE_BYTES, _SCALE_BYTES = 128, 16  # of an entry; the scale and what is behind it
 _TILES = (LATENT + _ROPE_BYTES) // 128  # of an entry
-_QUANTIZE_THREADS, _THREADS = 256, 384
+_QUANTIZE_THREADS = 256
+_KERNELS = {False: ("mla_dense_fp8", 512), True: ("mla_decode_fp8", 384)}  # by whether entries are gathered: threads
 _STAGES = {1: 4, 2: 3}  # blocks of positions in shared memory, by terms
 
 
@@ -37,7 +39,7 @@ class MlaQuantizeParams(ctypes.Structure):
 
 
 class MlaDecodeFp8Params(ctypes.Structure):
-    """The argument of csrc/cuda/mla_decode_fp8.cu."""
+    """The argument of csrc/cuda/mla_dense_fp8.cu and mla_decode_fp8.cu."""
 
     _fields_ = (
         ("q", TensorMap),
@@ -70,7 +72,7 @@ def query_bytes(terms: int) -> int:
 def shared_bytes(terms: int) -> int:
     """What aligns it, queries, stages, weights, and what is small."""
     stage = KEYS * (LATENT + _ROPE_BYTES + _SCALE_BYTES)
-    return 1024 + ROWS * query_bytes(terms) + _STAGES[terms] * stage + 2 * ROWS * 128 + 3072
+    return 1024 + ROWS * query_bytes(terms) + _STAGES[terms] * stage + 2 * ROWS * 128 + 4096
 
 
 def sources(ctas: int, terms: int = TERMS, gather: bool = False) -> dict[str, KernelSource]:
@@ -78,7 +80,7 @@ def sources(ctas: int, terms: int = TERMS, gather: bool = False) -> dict[str, Ke
     loads = (("GATHER", 1),) if gather else ()
     return {
         "mla_quantize": KernelSource("mla_quantize", ARCH, shape),
-        "mla_decode_fp8": KernelSource("mla_decode_fp8", ARCH, (*shape, *loads)),
+        "attention": KernelSource(_KERNELS[gather][0], ARCH, (*shape, *loads)),
     }
 
 
@@ -154,6 +156,6 @@ def _quantize(device: int, terms: int) -> Launch:
 
 @functools.cache
 def _decode(device: int, ctas: int, terms: int, gather: bool = False) -> Launch:
-    source = sources(ctas, terms, gather)["mla_decode_fp8"]
-    kernel = Kernel(source, "eprt::mla_decode_fp8", _THREADS, shared_bytes(terms))
+    name, threads = _KERNELS[gather]
+    kernel = Kernel(sources(ctas, terms, gather)["attention"], f"eprt::{name}", threads, shared_bytes(terms))
     return Launch(kernel, MlaDecodeFp8Params(), starts_early=True)

@@ -42,6 +42,7 @@ _PARAMS = {
     "prompt_attention": "PromptParams",
     "mla_quantize": "MlaQuantizeParams",
     "mla_decode_fp8": "MlaDecodeFp8Params",
+    "mla_dense_fp8": "MlaDecodeFp8Params",
     "index_choose": "IndexChooseParams",
     "index_scores": "IndexScoresParams",
 }

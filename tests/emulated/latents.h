@@ -1,5 +1,5 @@
-// In place of what mla_decode_fp8.cu has in PTX, beside tensor.h: boxes of several tiles, products of e4m3. Included
-// inside namespace eprt.
+// In place of what kernels over fp8 caches of latents have in PTX, beside tensor.h: boxes of several tiles, products
+// of e4m3. Included inside namespace eprt.
 #include "tensor.h"
 
 struct float2 {
@@ -7,7 +7,11 @@ struct float2 {
 };
 inline void registers_for_loads() {}
 inline void registers_for_products() {}
-inline void keep(const uint32_t (&)[4][4]) {}
+inline void registers_for_scores() {}
+inline void registers_for_values() {}
+template <int N>
+inline void keep(const uint32_t (&)[N][4]) {}
+inline void pin(float&) {}
 inline void cluster_barrier() { sync_cluster(); }
 inline void arrive_when_copied(uint64_t* barrier) { arrive_with_bytes(barrier, 1, 0); }
 inline float exp2_fast(float x) { return std::exp2(x); }
@@ -94,15 +98,24 @@ inline void add_product_fp8(float (&d)[32], const uint32_t (&x)[4], uint64_t y) 
     });
   });
 }
-inline void load_transposed(uint32_t (&x)[4], const uint8_t* my_row) {
+inline void load_pairs(uint32_t (&pairs)[4], const uint8_t* my_row) {
   const auto* all = emulated::exchange(reinterpret_cast<uintptr_t>(my_row));
   const int lane = emulated::block->current % 32;
-  uint8_t word[4][2][2];  // of the four matrices of 8 rows: two rows, two bytes
-  for (int i = 0; i < 4; ++i)
-    for (int k = 0; k < 2; ++k)
-      std::memcpy(word[i][k], reinterpret_cast<const uint8_t*>(all[8 * i + lane % 4 * 2 + k]) + lane / 4 * 2, 2);
-  for (int i = 0; i < 4; ++i) {
-    x[i] = 0;
-    for (int k = 0; k < 4; ++k) x[i] |= uint32_t(word[i / 2 * 2 + k / 2][k % 2][i % 2]) << 8 * k;
+  for (int i = 0; i < 4; ++i) {  // of the four matrices of 8 rows: two rows, two bytes
+    pairs[i] = 0;
+    for (int k = 0; k < 2; ++k) {
+      uint16_t two;
+      std::memcpy(&two, reinterpret_cast<const uint8_t*>(all[8 * i + lane % 4 * 2 + k]) + lane / 4 * 2, 2);
+      pairs[i] |= uint32_t(two) << 16 * k;
+    }
   }
+}
+inline uint32_t first_bytes(uint32_t a, uint32_t b) {
+  return (a & 0xff) | (a >> 16 & 0xff) << 8 | (b & 0xff) << 16 | (b >> 16 & 0xff) << 24;
+}
+inline uint32_t second_bytes(uint32_t a, uint32_t b) { return first_bytes(a >> 8, b >> 8); }
+inline void load_transposed(uint32_t (&x)[4], const uint8_t* my_row) {
+  uint32_t pairs[4];
+  load_pairs(pairs, my_row);
+  for (int i = 0; i < 4; ++i) x[i] = (i % 2 ? second_bytes : first_bytes)(pairs[i / 2 * 2], pairs[i / 2 * 2 + 1]);
 }

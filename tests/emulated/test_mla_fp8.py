@@ -36,8 +36,8 @@ def on_host(monkeypatch):
     words = ctypes.c_uint64 * 16
 
     def decode(device, ctas, terms, gather):
-        source = mla_decode_fp8.sources(ctas, terms, gather)["mla_decode_fp8"]
-        return LaunchOnHost(source, mla_decode_fp8.MlaDecodeFp8Params(), 384, mla_decode_fp8.shared_bytes(terms))
+        source, threads = mla_decode_fp8.sources(ctas, terms, gather)["attention"], mla_decode_fp8._KERNELS[gather][1]
+        return LaunchOnHost(source, mla_decode_fp8.MlaDecodeFp8Params(), threads, mla_decode_fp8.shared_bytes(terms))
 
     def quantize(device, terms):
         source = mla_decode_fp8.sources(1, terms)["mla_quantize"]

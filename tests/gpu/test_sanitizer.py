@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-# Not under racecheck: the consumers of both kernels of latent attention hand values over by barriers of 256 of a
+# Not under racecheck: the consumers of mla_decode and mla_decode_fp8 hand values over by barriers of 256 of a
 # block's 384 threads (bar.sync, bar.arrive), which the tool takes for none where the two sides stand at different
 # places in the code. Of mla_decode_fp8 it reports sums, scales and weights that one warpgroup stores in front of such a
 # barrier and the other one reads behind it. Nor index_scores: a warp's lanes read keys, meet by __syncwarp, and one of

@@ -54,7 +54,7 @@ def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
                 yield f"latent attention over an fp8 cache, clusters of {ctas}, queries as {terms}", source
         yield f"latent attention to chosen tokens, clusters of {ctas}", mla_decode.sources(ctas, True)["mla_decode"]
         for terms in (1, 2):
-            source = mla_decode_fp8.sources(ctas, terms, True)["mla_decode_fp8"]
+            source = mla_decode_fp8.sources(ctas, terms, True)["attention"]
             yield f"latent attention to chosen tokens, fp8 cache, clusters of {ctas}, queries as {terms}", source
     for queries in index_scores.QUERIES if arch == index_scores.ARCH else ():
         yield f"indexer's scores, {queries} queries", index_scores.source(queries)

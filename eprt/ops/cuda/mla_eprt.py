@@ -1,4 +1,4 @@
-"""Absorbed attention by eprt's own kernels for Hopper: csrc/cuda/mla_decode.cu for bfloat16 caches, mla_decode_fp8.cu
+"""Absorbed attention by eprt's own kernels for Hopper: csrc/cuda/mla_decode.cu for bfloat16 caches, mla_dense_fp8.cu
 for fp8 caches, launched by eprt/gpu/mla_decode.py and mla_decode_fp8.py.
 
 A step's schedule is made on the GPU from the lengths, so it may be recorded in a CUDA graph; the layers of a step share

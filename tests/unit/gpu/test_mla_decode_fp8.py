@@ -28,22 +28,35 @@ def test_kernels_compile_for_hopper_and_are_built_ahead(nvrtc, cache, ctas):  # 
 
 
 def test_python_and_cuda_agree_on_parameters():
-    for name, struct in (("mla_quantize", MlaQuantizeParams), ("mla_decode_fp8", MlaDecodeFp8Params)):
+    kernels = (
+        ("mla_quantize", MlaQuantizeParams),
+        ("mla_decode_fp8", MlaDecodeFp8Params),
+        ("mla_dense_fp8", MlaDecodeFp8Params),
+    )
+    for name, struct in kernels:
         fields = [field[0] for field in struct._fields_ if field[0] != "_"]
-        assert struct_fields(jit.read_source(name), struct.__name__) == fields, struct
+        assert struct_fields(jit.read_source(name), struct.__name__) == fields, name
     assert ctypes.sizeof(MlaDecodeFp8Params) % 64 == 0 and MlaDecodeFp8Params.scale.offset == 3 * 128
 
 
 @pytest.mark.parametrize("terms", [1, 2])
-def test_python_and_cuda_agree_on_sizes(terms):
-    text = jit.read_source("mla_decode_fp8")
+@pytest.mark.parametrize("gather", [False, True])
+def test_python_and_cuda_agree_on_sizes(terms, gather):
+    name, threads = mla_decode_fp8._KERNELS[gather]
+    text = jit.read_source(name)
     constant = {name: int(value) for name, value in re.findall(r"constexpr int (k\w+) = (\d+);", text)}
     assert (constant["kRows"], constant["kKeys"]) == (64, 64) and constant["kScaleBytes"] == mla_decode_fp8._SCALE_BYTES
-    assert "kStages = kTerms == 1 ? 4 : 3;" in text and "kThreads = kConsumers + kWarpgroup;" in text
-    assert "kConsumers = 2 * kWarpgroup;" in text and mla_decode_fp8._THREADS == 3 * 128
     stages = {1: 4, 2: 3}[terms]
+    assert "kStages = kTerms == 1 ? 4 : 3;" in text
+    if gather:
+        assert "kThreads = kConsumers + kWarpgroup;" in text and "kConsumers = 2 * kWarpgroup;" in text
+        assert threads == 3 * 128
+        of_rows, of_warps, places, barriers = 2 + 1 + 2 * 2, 2 * 4, 2 * 80, 2 * stages + 2
+    else:
+        assert "kThreads = 4 * kWarpgroup;" in text and "kSlots = 4;" in text and threads == 4 * 128
+        of_rows, of_warps, places, barriers = 4 + 1 + 2 * 2 + 2, 4 * 4, 6 * 64, 2 * stages + 3 + 2 * 4 + 4 + 8
     tiles = 64 * query_bytes(terms) + stages * 64 * (512 + 128 + 16) + 2 * 64 * 128
-    small = (2 + 1 + 2 * 2) * 64 * 4 + 2 * 4 * 4 + 2 * 80 + (2 * stages + 2) * 8  # of rows; of warps; places; barriers
+    small = of_rows * 64 * 4 + of_warps * 4 + places + barriers * 8
     assert 1024 + tiles + small <= shared_bytes(terms) <= MOST_SHARED_BYTES
     assert query_bytes(terms) == 512 * terms + 128
 
