@@ -110,10 +110,6 @@ inline void load_pairs(uint32_t (&pairs)[4], const uint8_t* my_row) {
     }
   }
 }
-inline uint32_t first_bytes(uint32_t a, uint32_t b) {
-  return (a & 0xff) | (a >> 16 & 0xff) << 8 | (b & 0xff) << 16 | (b >> 16 & 0xff) << 24;
-}
-inline uint32_t second_bytes(uint32_t a, uint32_t b) { return first_bytes(a >> 8, b >> 8); }
 inline void load_transposed(uint32_t (&x)[4], const uint8_t* my_row) {
   uint32_t pairs[4];
   load_pairs(pairs, my_row);

@@ -105,3 +105,9 @@ inline bool barrier_ended(uint64_t* barrier, uint32_t parity) {
   if (ended) emulated::ordered_after(barrier);
   return ended;
 }
+
+// Of the pairs of bytes in two words.
+inline uint32_t first_bytes(uint32_t a, uint32_t b) {
+  return (a & 0xff) | (a >> 16 & 0xff) << 8 | (b & 0xff) << 16 | (b >> 16 & 0xff) << 24;
+}
+inline uint32_t second_bytes(uint32_t a, uint32_t b) { return first_bytes(a >> 8, b >> 8); }
