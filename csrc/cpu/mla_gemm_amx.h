@@ -110,17 +110,17 @@ inline void scale_rows(int64_t rows, int64_t columns, MatrixC c) {
   }
 }
 
-// Pairs of tiles without rests: columns outside, so that the words of a pair of B's tiles are read from memory once.
+// Pairs of tiles without rests: rows outside, so that what a pair reads of A stays in L1 while B passes.
 inline void gemm_whole_tiles(int64_t rows, int64_t columns, int64_t num_words, MatrixA a, MatrixB<Word> b, MatrixC c) {
   Remainder none;
   none.num_words = 0;
   configure_tiles(kTilePair);
   if (c.row_scale) scale_rows(rows, columns, c);
   settle();
-  for (int64_t n = 0; n < columns; n += kTilePair) {
-    const Word* b_n = b.data + n / kPanel * b.panel + n % kPanel;
-    for (int64_t m = 0; m < rows; m += kTilePair) {
-      const MatrixA a_m{a.data + m * a.row, a.row};
+  for (int64_t m = 0; m < rows; m += kTilePair) {
+    const MatrixA a_m{a.data + m * a.row, a.row};
+    for (int64_t n = 0; n < columns; n += kTilePair) {
+      const Word* b_n = b.data + n / kPanel * b.panel + n % kPanel;
       const MatrixC c_mn{c.data + m * c.row + n, c.row, c.row_scale};
       columns - n > kTile ? multiply_tiles<true, true>(num_words, a_m, b_n, b.row, c_mn, none)
                           : multiply_tiles<true, false>(num_words, a_m, b_n, b.row, c_mn, none);
