@@ -139,6 +139,8 @@ def bench_step(report: BenchmarkReport, hbm: float, num_layers: int) -> None:
         with torch.inference_mode():
             padding = padding_rows(requests, num_pages, page_size, shape[1] - 1, cache.device)
             graphs = DecodeGraphs(lambda batch: model.forward_with_hidden(batch, cache_L), [requests], padding)
+            graphs.compute_all()
+            graphs.record()
             batch = decode_batch(requests, num_pages, page_size, config.vocab_size)
             graphs.run(batch)
             before = sum(sum(layer.expert_load()) for layer in model.moe_layers())

@@ -141,6 +141,8 @@ class LayerProfiler:
         with torch.inference_mode():
             padding = padding_rows(requests, self.num_pages, PAGE_SIZE, num_cached - 1, self.model.device, overlap)
             graphs = DecodeGraphs(lambda batch: part.forward_with_hidden(batch, cache_L), [requests], padding)
+            graphs.compute_all()
+            graphs.record()
             mine = profile(graphs, decode_batch(requests, self.num_pages, PAGE_SIZE, c.vocab_size))
         return replace(mine, step_s=max(self.group.allgather(mine.step_s)))
 

@@ -7,6 +7,7 @@ need not wait for its launches.
 What is recorded is any function of a batch: the model's pass, and the MTP layer's, which also takes hidden states.
 """
 
+import functools
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ class Recorded:
 
 
 def record(compute: Callable[[], tuple[Tensor, ...]], pool: Any) -> Recorded:
-    compute()  # compiles what a recording cannot
+    """compute has been called before: that compiles what a recording cannot."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     collects = gc.isenabled()
@@ -67,7 +68,7 @@ def padding_rows(
 
 
 class DecodeGraphs:
-    """The graphs of one function of a batch. Construction is collective: it runs every size once on all ranks.
+    """The graphs of one function of a batch. On all ranks compute_all() comes first, then record(), then run().
 
     Args:
         compute: what to record, of a batch and, with hidden_TH, of as many hidden states: tensors with a row for each
@@ -96,7 +97,17 @@ class DecodeGraphs:
         # What the graphs read: rows from _num_filled on, and from _num_chosen on in logits_idx, are padding.
         self._static = replace(padding, **{name: tensor.clone() for name, tensor in _tensors(padding).items()})
         self._num_filled = self._num_chosen = 0
-        self._recorded = {size: self._record(size) for size in reversed(self.sizes)}
+        self._recorded: dict[int, Recorded] = {}
+
+    def compute_all(self) -> None:
+        """Collective. Computes every size once, as it will be recorded."""
+        for size in reversed(self.sizes):
+            self._compute(*self._inputs(size))
+
+    def record(self) -> None:
+        """Collective."""
+        for size in reversed(self.sizes):
+            self._recorded[size] = record(functools.partial(self._compute, *self._inputs(size)), self.pool)
 
     def fits(self, batch: ForwardBatch) -> bool:
         return (
@@ -139,14 +150,14 @@ class DecodeGraphs:
             self._static.logits_idx[num : self._num_chosen] = self._padding.logits_idx[num : self._num_chosen]
         self._num_chosen = num
 
-    def _record(self, size: int) -> Recorded:
+    def _inputs(self, size: int) -> list[Any]:
         rows = {name: tensor[:size] for name, tensor in _tensors(self._static).items()}
         rows["query_start_B1"] = self._static.query_start_B1[: size + 1]
         rows["logits_idx"] = rows["logits_idx"][: self._most_chosen]
         inputs: list[Any] = [replace(self._static, num_decode=size, **rows)]
         if self._hidden_TH is not None:
             inputs.append(self._hidden_TH[:size])
-        return record(lambda: self._compute(*inputs), self.pool)
+        return inputs
 
 
 class GraphsByContext:

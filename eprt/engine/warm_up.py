@@ -2,7 +2,8 @@
 waits for them and memory is allocated before the cache is known to fit; then it records its steps of decodes."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -50,17 +51,17 @@ def warm_up(
     overlap_of: the overlap of a step of so many tokens, which is tried too.
     """
     lengths = sorted({1, *(1 << i for i in range(4, chunk_size.bit_length()) if 1 << i < chunk_size), chunk_size})
-    for length, num_tokens in (*((length, runner.model.config.vocab_size) for length in lengths), (chunk_size, 1)):
-        batch = _prompt(length, num_tokens, runner.page_size, runner.padding_page, runner.device)
-        batches = [batch]
-        if overlap_of(length) == "tbo":
-            batches.append(replace(batch, overlap="tbo", split=Split.in_middle([0, length])))
-        for batch in batches:
-            if drafter is None:
-                runner.model.forward(batch, runner.cache_L)
-            else:
-                drafter.compute(batch, runner.compute(batch)[1])
-    torch.cuda.synchronize()
+    with _ranks_that_compile(runner):
+        for length, num_tokens in (*((length, runner.model.config.vocab_size) for length in lengths), (chunk_size, 1)):
+            batch = _prompt(length, num_tokens, runner.page_size, runner.padding_page, runner.device)
+            batches = [batch]
+            if overlap_of(length) == "tbo":
+                batches.append(replace(batch, overlap="tbo", split=Split.in_middle([0, length])))
+            for batch in batches:
+                if drafter is None:
+                    runner.model.forward(batch, runner.cache_L)
+                else:
+                    drafter.compute(batch, runner.compute(batch)[1])
 
 
 @torch.inference_mode()
@@ -83,10 +84,11 @@ def record_decodes(
         return padding_rows(num_rows, num_pages, runner.page_size, runner.padding_page, runner.device, overlap)
 
     if not sizes:
-        for num_rows in sorted({min(1 << i, most_rows) for i in range(most_rows.bit_length() + 1)}):
-            hidden_TH = runner.compute(padding(num_rows))[1]
-            if drafter is not None:
-                drafter.compute(padding(num_rows), hidden_TH)
+        with _ranks_that_compile(runner):
+            for num_rows in sorted({min(1 << i, most_rows) for i in range(most_rows.bit_length() + 1)}):
+                hidden_TH = runner.compute(padding(num_rows))[1]
+                if drafter is not None:
+                    drafter.compute(padding(num_rows), hidden_TH)
         return []
     config, pool, graphs, of_drafts = runner.model.config, None, [], []
     for most_pages in context_pages(num_pages, runner.page_size, config.indexer):
@@ -97,10 +99,25 @@ def record_decodes(
             hidden_TH = torch.zeros(sizes[-1], config.hidden_size, dtype=config.dtype, device=runner.device)
             most_requests = len(runner.rows.length_M)
             of_drafts.append(DecodeGraphs(drafter.compute, sizes, largest, hidden_TH, most_requests, pool))
+    with _ranks_that_compile(runner):
+        for each in (*graphs, *of_drafts):
+            each.compute_all()
+    for each in (*graphs, *of_drafts):
+        each.record()
     runner.graphs = GraphsByContext(graphs)
     if drafter is not None:
         drafter.graphs = GraphsByContext(of_drafts)
     return sizes
+
+
+@contextmanager
+def _ranks_that_compile(runner: Runner) -> Iterator[None]:
+    """Collective. One rank may compile for longer than a wait in service may take: inside, all wait as they do while
+    they set up, and none goes on before all have computed everything."""
+    with runner.model.exchange.while_setting_up():
+        yield
+        if runner.device.type == "cuda":
+            torch.cuda.synchronize()
 
 
 def log_graphs(sizes: Sequence[int], most_decodes: int, most_rows: int) -> None:

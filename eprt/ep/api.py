@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from eprt.ep.config import EPConfig
-from eprt.ep.errors import EPError
+from eprt.ep.errors import CONFIGURED_DEADLINE, EPError
 from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.group import EPGroup
 from eprt.ep.stats import EPStats
@@ -159,6 +159,12 @@ class Backend(ABC):
         """The wait for another rank in which this rank's GPU is now, where it lasts. None where no GPU waits; those of
         the host are EPGroup.current_wait. From one thread, at most twice a second."""
         return None
+
+    def set_deadline(self, timeout_s: float, named: str = CONFIGURED_DEADLINE) -> None:
+        """From now on, of every wait; recorded CUDA graphs keep the deadline that they were recorded with.
+
+        timeout_s: in seconds. named: how errors call it. Nothing where nobody waits for another rank.
+        """
 
     def mask_rank(self, rank: int, masked: bool = True) -> None:
         """Goes on without a rank, or takes it back: nothing is sent to it, nobody here waits for it."""

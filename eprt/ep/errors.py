@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+CONFIGURED_DEADLINE = "EPConfig.timeout_s, else EPRT_TIMEOUT_S (EPRT_GPU_TIMEOUT_S in GPU kernels)"
+
 
 class EPError(RuntimeError):
     """Communication failed; the message says between whom, in which phase, and what was seen."""
@@ -21,7 +23,7 @@ class EPTimeoutError(EPError):
         waited_s: float,
         *,
         others: Sequence[int] = (),
-        deadline: str = "EPConfig.timeout_s, else EPRT_TIMEOUT_S (EPRT_GPU_TIMEOUT_S in GPU kernels)",
+        deadline: str = CONFIGURED_DEADLINE,
     ):
         self.rank = rank  # who waited
         self.peer = peer  # for whom

@@ -1,11 +1,13 @@
 """Exchange: the communication of one model: a backend for each mode, shared by all its layers."""
 
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
+from eprt import env
 from eprt.config import MoEConfig
 from eprt.ep.api import Backend
 from eprt.ep.config import EPConfig
@@ -95,6 +97,20 @@ class Exchange(UserDict[str, Backend]):
         """As Backend.current_wait, of all modes; of several the longest."""
         waits = [wait for backend in self.values() if (wait := backend.current_wait()) is not None]
         return min(waits, key=lambda wait: wait.since_s, default=None)
+
+    @contextmanager
+    def while_setting_up(self) -> Iterator[None]:
+        """Waits inside end at EPRT_SET_UP_TIMEOUT_S: one rank may compile for minutes what another finds compiled.
+        Collective: all leave it together. The GPU must have done by then what was launched inside."""
+        for backend in self.values():
+            backend.set_deadline(env.get("EPRT_SET_UP_TIMEOUT_S"), "EPRT_SET_UP_TIMEOUT_S")
+        try:
+            yield
+            for group in {backend.group for backend in self.values()}:
+                group.barrier()
+        finally:
+            for backend in self.values():
+                backend.set_deadline(backend.config.timeout_s)
 
     def reset_stats(self) -> None:
         for backend in self.values():

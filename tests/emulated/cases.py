@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 
 from eprt.compat.deep_ep.dispatch_layout import DispatchLayout
@@ -18,6 +19,7 @@ from tests.emulated.kernels import fast_clock
 from tests.gpu import cases_low_latency, cases_normal, cases_normal_rows, fast_oracle
 from tests.ranks.cases_ep import SKEWS, assert_same_bits, make_tokens
 from tests.ranks.cases_late_rank import only_the_late_rank_is_charged
+from tests.ranks.cases_set_up import only_set_up_waits_for_a_late_rank
 
 WAYS = ("fused", "single", "ahead")
 
@@ -180,3 +182,16 @@ def late_second_launch(group: EPGroup) -> None:
     x_NH = dispatch().x_NH
     assert x_NH[:, 0].tolist() == ([1.0] * 200 + [2.0] * 2 if rank else [])
     exchange.close()
+
+
+def late_while_setting_up(group: EPGroup, mode: str) -> None:
+    """By three times a deadline that is long beside the emulation's own time."""
+    cases: Any = {"low_latency": cases_low_latency, "normal": cases_normal}[mode]
+    shape = (64, group.size if mode == "normal" else 1, min(4, group.size), group.size, "same", False)
+    backend = cases.make(group, cases.make_config(group, shape, timeout_s=1.0), num_sms=1)
+    only_set_up_waits_for_a_late_rank(group, backend, late_s=3.0)
+    backend.set_deadline(9.0, "EPRT_SET_UP_TIMEOUT_S")
+    backend.kernels.failure.words[:] = (2, 0, 3, 4)
+    with pytest.raises(EPTimeoutError, match=r"waited 9\.0 s for rank 0 in dispatch \(tokens\).*EPRT_SET_UP_TIMEOUT_S"):
+        backend.check()
+    backend.close()

@@ -11,6 +11,7 @@ from tests.emulated.cases import (
     calls_normal,
     late_rank,
     late_second_launch,
+    late_while_setting_up,
     later_handle_first,
     layouts,
     long_wait,
@@ -81,6 +82,11 @@ def test_a_mask_ends_a_wait_though_its_copy_to_the_gpu_must_wait_for_the_kernel(
 )
 def test_a_late_rank_alone_is_charged_with_what_it_cost(num_ranks, mode, exact):
     emulated_ranks(num_ranks, late_rank, mode=mode, exact=exact)
+
+
+@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+def test_a_rank_that_compiles_while_all_set_up_is_waited_for_and_a_late_one_in_service_is_not(mode):
+    emulated_ranks(3, late_while_setting_up, mode=mode)
 
 
 @pytest.mark.parametrize("num_calls", [2**31 + 5, 2**32 - 6, 2**32 - 2])

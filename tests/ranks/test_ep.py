@@ -60,6 +60,10 @@ def test_a_late_rank_alone_is_charged_with_what_it_cost(num_ranks):
     assert_all_ended_well(run_host_ranks(num_ranks, "tests.ranks.cases_late_rank:on_cpus"))
 
 
+def test_a_rank_that_is_late_while_all_set_up_is_waited_for_and_one_in_service_is_not():
+    assert_all_ended_well(run_host_ranks(3, "tests.ranks.cases_set_up:on_cpus"))
+
+
 @pytest.mark.parametrize(
     "phase, ranks_per_node", [("exchange", None), ("dispatch", None), ("combine", None), ("dispatch", 2)]
 )

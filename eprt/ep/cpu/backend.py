@@ -17,6 +17,7 @@ from eprt.ep.checked_backend import CheckedBackend
 from eprt.ep.config import EPConfig
 from eprt.ep.cpu.links import NodeLinks
 from eprt.ep.cpu.topology import Topology
+from eprt.ep.errors import CONFIGURED_DEADLINE
 from eprt.ep.group.group import EPGroup
 from eprt.ep.group.wait import Waiter
 from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND
@@ -213,6 +214,9 @@ class CpuBackend(CheckedBackend):
                 f"{self.config.timeout_s:g} s"
             )
         self._ops.ep_delay_link(self._exchange, source, round(delay_s * 1e9))
+
+    def set_deadline(self, timeout_s: float, named: str = CONFIGURED_DEADLINE) -> None:
+        self._waiter.timeout_s, self._waiter.deadline = timeout_s, named
 
     def require_restartable(self) -> None:
         if self._topology.num_nodes > 1:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 
-from eprt.ep.errors import EPError, EPTimeoutError, RankLostError
+from eprt.ep.errors import CONFIGURED_DEADLINE, EPError, EPTimeoutError, RankLostError
 from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.group import EPGroup, PendingMessage
 
@@ -17,11 +17,15 @@ _INTERRUPTED_SLICE_NS = 5_000_000
 
 
 class Waiter:
-    """Waits of one rank. timeout_s: deadline of each wait unless the call gives another (math.inf for none)."""
+    """Waits of one rank.
+
+    timeout_s: deadline of each wait unless the call gives another (math.inf for none).
+    deadline: what sets it, for errors.
+    """
 
     def __init__(self, group: EPGroup, timeout_s: float):
         self.group = group
-        self.timeout_s = timeout_s
+        self.timeout_s, self.deadline = timeout_s, CONFIGURED_DEADLINE
         # Decides how the first microseconds of a wait are spent (csrc/cpu/ep_flag.cpp).
         self.owns_core = group.num_ranks_on_host <= (os.cpu_count() or 1)
 
@@ -66,7 +70,9 @@ class Waiter:
                 waited_s = time.monotonic() - start
                 if waited_s > limit_s and not math.isinf(limit_s):
                     peer, seen = describe(index)
-                    raise EPTimeoutError(group.rank, group.size, peer, phase, seen, epoch, waited_s)
+                    deadline = self.deadline if timeout_s is None else CONFIGURED_DEADLINE
+                    where = group.rank, group.size, peer, phase
+                    raise EPTimeoutError(*where, seen, epoch, waited_s, deadline=deadline)
         finally:
             group.current_wait = None
 

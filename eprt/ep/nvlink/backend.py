@@ -6,7 +6,7 @@ This file checks, orders and reports. low_latency_backend.py and normal_backend.
 
 import threading
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from eprt.ep.api import DispatchHandle, Received
 from eprt.ep.checked_backend import CheckedBackend
 from eprt.ep.config import EPConfig
-from eprt.ep.errors import EPError
+from eprt.ep.errors import CONFIGURED_DEADLINE, EPError
 from eprt.ep.group.current_wait import CurrentWait
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.failure import CallContext, take_failure
@@ -182,6 +182,10 @@ class NvlinkBackend(CheckedBackend):
         return y_TH
 
     # -- beside the calls --
+
+    def set_deadline(self, timeout_s: float, named: str = CONFIGURED_DEADLINE) -> None:
+        self.kernels.set_deadline(timeout_s)
+        self._call_context = replace(self._call_context, timeout_s=timeout_s, deadline=named)
 
     def mask_rank(self, rank: int, masked: bool = True) -> None:
         """Goes on without a rank: nothing is sent to it, nobody waits for it, its outputs add nothing.

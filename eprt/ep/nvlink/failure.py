@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from eprt.ep.errors import EPError, EPTimeoutError
+from eprt.ep.errors import CONFIGURED_DEADLINE, EPError, EPTimeoutError
 from eprt.ep.group.group import EPGroup
 
 WAITS = {  # for data of another rank, by code
@@ -29,6 +29,7 @@ class CallContext:
     num_slots: int
     call: str = "dispatch_send"  # what the caller knows the call as
     slots: str = "slot_idx_TK"  # and its routing
+    deadline: str = CONFIGURED_DEADLINE  # what sets timeout_s
 
 
 def take_failure(words: Any, context: CallContext) -> Exception | None:
@@ -40,7 +41,9 @@ def take_failure(words: Any, context: CallContext) -> Exception | None:
     rank, size = context.group.rank, context.group.size
     where = f"[rank {rank}/{size}]"
     if code in WAITS:
-        return EPTimeoutError(rank, size, peer, WAITS[code], seen, expected, context.timeout_s)
+        return EPTimeoutError(
+            rank, size, peer, WAITS[code], seen, expected, context.timeout_s, deadline=context.deadline
+        )
     if code == _SIGNAL:
         return EPError(
             f"{where} combine_send waited {context.timeout_s:.1f} s for tile {peer}: signal {seen}, threshold "

@@ -16,6 +16,7 @@ from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.rank_mask import RankMask
 from eprt.ep.nvlink.structs import Deadline, Stats, deadline_ns
 from eprt.gpu.elastic_memory import ElasticMemory
+from eprt.gpu.launch import Launch
 from eprt.gpu.symmetric import HostWords, SymmetricMemory
 
 TICKETS_PER_CALL = 1024  # kTicketsPerCall: of a kind whose thread blocks count
@@ -45,7 +46,7 @@ class KernelTotals:
 class KernelOptions:
     """How kernels wait, and how they are compiled."""
 
-    timeout_s: float  # deadline of every wait
+    timeout_s: float  # deadline of every wait, until set_deadline()
     mask: RankMask | None = None  # the caller's; default: one of its own
     stats: bool = True  # kernels count (KernelTotals)
     exact: bool = False  # normal mode: as EPConfig.exact_combine
@@ -68,7 +69,7 @@ class KernelState:
         options: KernelOptions,
         by_nvlink: bool = False,
     ):
-        self.group, self.options = group, options
+        self.group, self.options, self.timeout_s = group, options, options.timeout_s
         self.memory = self._new_memory(num_bytes, by_nvlink)
         self.rank_mask = RankMask(group.size) if options.mask is None else options.mask
         self.mask = self.rank_mask.on_gpu
@@ -91,11 +92,21 @@ class KernelState:
         return {
             "peer": tuple(self.memory.peer_ptr),
             "heap": heap,
-            "deadline": Deadline(deadline_ns(self.options.timeout_s), self.mask.data_ptr(), *words),
+            "deadline": Deadline(deadline_ns(self.timeout_s), self.mask.data_ptr(), *words),
             "stats": Stats(*(total.data_ptr() for total in self.totals.tensors())),
             "ticket": self._ticket.data_ptr(),
             "rank": self.group.rank,
         }
+
+    def _launches(self) -> Sequence[Launch]:
+        """All that have a Context of their own."""
+        raise NotImplementedError
+
+    def set_deadline(self, timeout_s: float) -> None:
+        """Of every wait of launches from now on."""
+        self.timeout_s = timeout_s
+        for launch in self._launches():
+            launch.params.context.deadline.timeout_ns = deadline_ns(timeout_s)
 
     def _meet(self) -> None:
         """Waits for the GPU and all ranks, so that no rank writes into a heap that its owner is still clearing."""

@@ -5,6 +5,7 @@ fp32 before the wire. Launches on the current stream. Knows nothing of EP calls,
 (low_latency_backend.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -126,6 +127,9 @@ class LowLatency(KernelState):
 
     def _new_kernel(self, source: KernelSource, entry: str, num_threads: int, shared_bytes: int = 0) -> Kernel:
         return Kernel(source, entry, num_threads, shared_bytes)
+
+    def _launches(self) -> Sequence[Launch]:
+        return *self._dispatches, *self._combines
 
     def bind(self, i: int, rows: Rows) -> None:
         """Dispatches into handle i put what they receive there, from now on."""

@@ -147,6 +147,9 @@ class Normal(KernelState):
         names = ("eprt::normal::count", "eprt::normal::dispatch", "eprt::normal::combine")
         self._kernels = [Kernel(source, name, *sizes) for source, name, sizes in zip(sources, names, threads)]
 
+    def _launches(self) -> Sequence[Launch]:
+        return self._count, self._dispatch, self._combine
+
     def host_words(self, num_local_slots: int) -> HostWords:
         """Where a count tells the host."""
         return HostWords(4 + num_local_slots)
@@ -187,7 +190,7 @@ class Normal(KernelState):
         start = time.monotonic()
         while words[0] != ticket:
             waited = time.monotonic() - start
-            if waited > 2 * self.options.timeout_s + 5:
+            if waited > 2 * self.timeout_s + 5:
                 raise EPError(
                     f"[rank {self.group.rank}/{self.group.size}] dispatch (counts): the GPU has not come to them in "
                     f"{waited:.1f} s; what was launched before them on this stream?"
