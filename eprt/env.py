@@ -69,7 +69,7 @@ TABLE: dict[str, Variable] = {
             "EPRT_SET_UP_TIMEOUT_S",
             3600.0,
             _positive_float,
-            "deadline of waits while ranks set up and all live, in seconds; one may still load a model or compile kernels",
+            "deadline of waits while ranks set up and all live, in seconds; one may still load a model, or compile",
         ),
         Variable(
             "EPRT_GPU_TIMEOUT_S", 10.0, _positive_float, "deadline of a GPU kernel's wait for another rank, in seconds"

@@ -11,6 +11,7 @@
 // The grid is persistent: a cluster takes each num_clusters-th unit, which is two tiles.
 //
 // Compile-time constants: GATED (W_e is [2N, K], gate rows, then up rows; y = silu(gate) * up), STAGES.
+#include "cluster.cuh"
 #include "tensor_map.cuh"
 #include "wgmma_bf16.cuh"
 
@@ -80,12 +81,6 @@ EPRT_DEVICE void find_units(const GroupedProductParams& p, Shared& s, int lane) 
     units_before += __shfl_sync(kAllLanes, units_sum, kWarp - 1);
   }
   if (lane == 0) s.begin[p.num_experts] = rows_before, s.unit[p.num_experts] = units_before;
-}
-
-EPRT_DEVICE int cluster_rank() {
-  int rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
 }
 
 // The units of this cluster, one after the other.

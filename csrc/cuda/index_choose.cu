@@ -11,6 +11,7 @@
 //
 // Compile-time constants: CTAS (1, 2, 4, 8), THREADS (512 or 1024), WORDS (of 32 positions that a row may have at
 // most).
+#include "cluster.cuh"
 #include "flags.cuh"
 
 namespace eprt {
@@ -53,16 +54,6 @@ struct Shared {
   Digit digit;
   uint32_t num_found;
 };
-
-EPRT_DEVICE int cluster_rank() {
-  int rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-EPRT_DEVICE void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
-}
 
 // What lies at the same place in block `rank` of the cluster.
 EPRT_DEVICE uint64_t load_at(const uint64_t* mine, int rank) {

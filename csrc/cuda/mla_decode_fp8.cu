@@ -24,8 +24,7 @@
 // Compile-time constants: CTAS (blocks of a cluster) and TERMS (of queries' latents), 1 or 2; GATHER, 1
 // (mla_gather.cuh).
 #include "mla_fp8_load.cuh"
-#include "softmax.cuh"
-#include "wgmma_bf16.cuh"
+#include "mla_fp8_rows.cuh"
 #include "wgmma_fp8.cuh"
 
 namespace eprt {
@@ -42,17 +41,12 @@ EPRT_DEVICE void keep(const Values& x) {
   for (int i = 0; i < 16; ++i) asm volatile("" ::"r"(x[i / 4][i % 4]));
 }
 
-// Warpgroup w. A thread has two rows of the scores, as products leave them, and of the output columns 256 w + 64 warp +
-// 16 m + 2 (lane / 4) + h of the rows 8 j + 2 (lane % 4) + e, in out[m][4 j + 2 h + e].
+// Warpgroup w. A warp has the columns of the output from first_column(w, warp) on.
 template <int w>
-struct Consumer {
+struct Consumer : ScoreRows, OutputColumns {
   const MlaDecodeFp8Params& p;
   Shared& s;
   int rank, lane, warp;
-  int row;  // of the thread block's, the thread's first of the scores; the other is 8 below
-  float out[4][32];
-  float most[2], sum[2], factor[2];      // of the two rows: log2 scale, sum of the own blocks' weights, of scores
-  int known, all_visible;                // positions of the request, that every row of the thread block sees
   Turn stage;                            // of the first block that was not added yet
   int own_buffer = 0, other_buffer = 0;  // of the weights of the next own block, and of the other's
 
@@ -71,44 +65,7 @@ struct Consumer {
 
   EPRT_DEVICE int first_row() const { return segment().group * kGroupRows + rank * kRows; }
 
-  EPRT_DEVICE void begin() {
-    const Request& request = segment().request;
-    known = uniform(request.length);
-    all_visible = uniform(known - request.tokens + 1 + first_row() / p.all.heads);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int q_row = request.first_token * p.all.heads + first_row() + row + 8 * h;
-      factor[h] = (q_row < p.q_rows ? __ldg(p.q_scale + q_row) : 0.f) * p.softmax_scale * kLog2e;
-      most[h] = nothing(), sum[h] = 0.f;
-    }
-#pragma unroll
-    for (int i = 0; i < 128; ++i) out[i / 32][i % 32] = 0.f;
-  }
-
   // ---- scores and weights of an own block
-
-  // Starts the products of the stage's block. The rotated parts come first, by themselves:
-  // products of different types that add to the same registers are not ordered.
-  EPRT_DEVICE void multiply_keys(float (&score)[32], const Turn& at) {
-    const Stage& keys = s.stage[at.index];
-    const uint64_t q = operand(s.q), k = operand(keys.latent), k_rope = operand(keys.rope);
-    barrier_wait(&s.full[at.index], at.parity), fence_gathered();
-    multiply_fence();
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      multiply_bf16(score, q + (kQueryTiles - 1) * kTileStep + i * kColumnStep, k_rope + i * kColumnStep, i > 0);
-    multiply_commit();
-    multiply_wait();
-    hold(score);
-    multiply_fence();
-#pragma unroll
-    for (int tile = 0; tile < kQueryTiles - 1; ++tile)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        multiply<64>(score, q + tile * kTileStep + i * kColumnStep,
-                     k + tile % kLatentTiles * kTileStep + i * kColumnStep, true);
-    multiply_commit();
-  }
 
   // Sets the block's scales from the context's end on to zero: a weight of 0 does not undo a NaN.
   EPRT_DEVICE void clear_scales(const Turn& at, int first) {
@@ -118,44 +75,13 @@ struct Consumer {
     barrier_sync(kOfWarpgroup + w, kWarpgroup);
   }
 
-  EPRT_DEVICE void mask(float (&score)[32], int first) {
-    if (first + kKeys <= all_visible) return;
-    const Request& request = segment().request;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int behind = request.length - request.tokens + 1 + (first_row() + row + 8 * h) / p.all.heads;
-      const int visible = min(request.length, behind) - first - lane % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < 16; ++i)
-        if (i / 2 * 8 + i % 2 >= visible) score[i / 2 * 4 + 2 * h + i % 2] = nothing();
-    }
-  }
-
   // Raises the rows' scales where scores ask for it, and says so to all who add values. largest: of the lane's entries.
   EPRT_DEVICE void raise(const float (&score)[32], float log_largest) {
     float top[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      top[h] = fmaxf(score[2 * h], score[2 * h + 1]);
-#pragma unroll
-      for (int j = 1; j < 8; ++j) top[h] = fmaxf(top[h], fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
-      top[h] = top[h] * factor[h] + log_largest;
-    }
+    find_top(top, score, log_largest);
     float faded[2] = {1.f, 1.f};
-    // Not ">=": a row without a scale asks for one.
-    if (__any_sync(kAllLanes, !(top[0] < most[0] + kRise && top[1] < most[1] + kRise))) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float before = most[h], largest = largest_of_quad(top[h]);
-        if (largest > before + kRise) most[h] = largest;
-        faded[h] = fade(before, most[h]);
-        sum[h] *= faded[h];
-        if (lane % 4 == 0) s.most[row + 8 * h] = most[h];
-      }
-    }
-    const bool fades = __any_sync(kAllLanes, faded[0] != 1.f || faded[1] != 1.f);
-    if (lane == 0) s.fades[w][warp] = fades;
-    if (lane % 4 == 0) s.fade[w][row] = faded[0], s.fade[w][row + 8] = faded[1];
+    raise_scales(faded, top, s.most);
+    tell_faded(faded, s.fades[w][warp], s.fade[w]);
   }
 
   // Scores become weights, which are stored.
@@ -173,7 +99,7 @@ struct Consumer {
       largest = fmaxf(largest, scale);
       score[i / 2 * 4 + i % 2] *= scale, score[i / 2 * 4 + 2 + i % 2] *= scale;
     }
-    mask(score, first);
+    mask(score, segment().request, p.all.heads, first_row(), first);
     raise(score, __log2f(largest));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -216,8 +142,7 @@ struct Consumer {
   // Starts the products of half of a block with its weights.
   EPRT_DEVICE void multiply_values(const Values& x, int owner, int buffer, int half) {
     const uint64_t weights = operand(s.weights[buffer]) + owner * kHalfRow + half * kColumnStep;
-#pragma unroll
-    for (int m = 0; m < 4; ++m) hold(out[m]);
+    hold_all();
     multiply_fence();
 #pragma unroll
     for (int m = 0; m < 4; ++m) add_product_fp8(out[m], x[m], weights);
@@ -227,34 +152,15 @@ struct Consumer {
   // Waits for all products, which read x.
   EPRT_DEVICE void finish_values(const Values& x) {
     multiply_wait();
-#pragma unroll
-    for (int m = 0; m < 4; ++m) hold(out[m]);
+    hold_all();
     keep(x);
-  }
-
-  // Lowers the sums to the scales of a block.
-  EPRT_DEVICE void rescale(int owner) {
-    const int32_t* fades = s.fades[owner];
-    if (!(fades[0] | fades[1] | fades[2] | fades[3])) return;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 by = *reinterpret_cast<const float2*>(&s.fade[owner][8 * j + lane % 4 * 2]);
-#pragma unroll
-      for (int m = 0; m < 4; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) out[m][4 * j + 2 * h] *= by.x, out[m][4 * j + 2 * h + 1] *= by.y;
-    }
   }
 
   // Waits for the weights of the other warpgroup's next block, and takes over their scale.
   EPRT_DEVICE void await_other() {
     barrier_sync(kWeighed + 1 - w, kConsumers);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float now = s.most[row + 8 * h];
-      sum[h] *= fade(most[h], now), most[h] = now;
-    }
-    rescale(1 - w);
+    take_scales(s.most);
+    rescale(s.fades[1 - w], s.fade[1 - w]);
   }
 
   // Starts the products of the first half of the other's block, once its weights are there.
@@ -281,7 +187,7 @@ struct Consumer {
     Values x, y;
     load_values(x, at, 0, left);
     load_values(y, at, 1, left);
-    rescale(w);
+    rescale(s.fades[w], s.fade[w]);
     multiply_values(x, w, own_buffer, 0);
     multiply_values(y, w, own_buffer, 1);
     release(at);
@@ -299,7 +205,8 @@ struct Consumer {
     if (kOther) stage.advance();
     const Turn own = stage;
     stage.advance();
-    multiply_keys(score, own);
+    barrier_wait(&s.full[own.index], own.parity), fence_gathered();
+    multiply_keys(score, s.q, s.stage[own.index]);
     if constexpr (kOther) {
       begin_other(x, other, kKeys);
       multiply_wait_all_but<1>();
@@ -342,20 +249,6 @@ struct Consumer {
     barrier_sync(kAllConsumers, kConsumers);
   }
 
-  // Multiplies by 1 / sum of the weights.
-  EPRT_DEVICE void divide(int parity) {
-    const float (&sums)[2][kRows] = s.sum[parity];
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at = 8 * j + lane % 4 * 2 + e;
-        const float all = sums[0][at] + sums[1][at], by = all > 0.f ? 1.f / all : 0.f;
-#pragma unroll
-        for (int m = 0; m < 4; ++m) out[m][4 * j + e] *= by, out[m][4 * j + 2 + e] *= by;
-      }
-  }
-
   EPRT_DEVICE void store_log_sum(int share, int parity) {
     const int64_t slot = partial_slot(share, segment().begin == 0);
 #pragma unroll
@@ -365,39 +258,6 @@ struct Consumer {
       if (lane % 4 == 0)
         p.log_sum[slot * kGroupRows + rank * kRows + at] = all > 0.f ? most[h] - kTop + __log2f(all) : nothing();
     }
-  }
-
-  EPRT_DEVICE void store_partial(int share) {
-    const int64_t first = int64_t(partial_slot(share, segment().begin == 0)) * kGroupRows + rank * kRows;
-    float* to = p.partial + (first + lane % 4 * 2) * kLatent + w * 256 + warp * 64 + lane / 4 * 2;
-#pragma unroll
-    for (int m = 0; m < 4; ++m)
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          *reinterpret_cast<float2*>(to + (8 * j + e) * kLatent + 16 * m) = {out[m][4 * j + e], out[m][4 * j + 2 + e]};
-  }
-
-  // Four lanes hold 8 columns of a row, two each, in each of 4 groups of columns. They exchange them, so that each has
-  // all 8 of one group.
-  EPRT_DEVICE void store() {
-    const int first = first_row() + lane % 4 * 2, group = lane / 4 % 4;
-    const int rows = segment().request.tokens * p.all.heads;
-    const int64_t out_row = int64_t(segment().request.first_token) * p.all.heads + first;
-    uint16_t* to = p.out + out_row * kLatent + w * 256 + warp * 64 + group * 16 + lane / 16 * 8;
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        uint32_t word[4];
-#pragma unroll
-        for (int m = 0; m < 4; ++m) word[m] = pack_bf16(out[m][4 * j + e], out[m][4 * j + 2 + e]);
-        exchange(word[0], word[1], group & 1, 4), exchange(word[2], word[3], group & 1, 4);
-        exchange(word[0], word[2], group & 2, 8), exchange(word[1], word[3], group & 2, 8);
-        if (first + 8 * j + e < rows)
-          *reinterpret_cast<Vec16*>(to + (8 * j + e) * kLatent) = Vec16{word[0], word[1], word[2], word[3]};
-      }
   }
 
   // The next segment of the share, in shared memory: registers are for the output.
@@ -414,31 +274,29 @@ struct Consumer {
   }
 
   EPRT_DEVICE void run(int share) {
+    const int column = first_column(w, warp);
     uint32_t segments = 0;
     for (bool first = true; next(share, first); first = false) {
       const int parity = segments & 1;
-      begin();
+      begin_rows(p, segment().request, first_row());
+      clear();
       if (uniform(segment().end > segment().begin)) {
         barrier_wait(&s.q_full, parity);
         add_blocks();
         share_sums(parity);
-        divide(parity);
+        divide(s.sum[parity]);
         ++segments;
       }
       if (segment().whole()) {
-        store();
+        store(output_at(p, segment().request, first_row()) + column,
+              segment().request.tokens * p.all.heads - first_row());
       } else {
-        store_partial(share);
+        store_partial(partial_at(p, share, segment(), rank) + column);
         if (w == 0) store_log_sum(share, parity);
       }
     }
   }
 };
-
-EPRT_DEVICE void publish_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  bulk_fence_shared();
-}
 
 // Registers of a warpgroup's threads. All warpgroups begin with 168.
 EPRT_DEVICE void registers_for_loads() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }

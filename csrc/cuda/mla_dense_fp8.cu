@@ -15,11 +15,6 @@
 
 namespace eprt {
 
-EPRT_DEVICE void publish_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  bulk_fence_shared();
-}
-
 // Registers of a warpgroup's threads. All warpgroups begin with 128.
 EPRT_DEVICE void registers_for_scores() { asm volatile("setmaxnreg.dec.sync.aligned.u32 80;"); }
 EPRT_DEVICE void registers_for_values() { asm volatile("setmaxnreg.inc.sync.aligned.u32 176;"); }

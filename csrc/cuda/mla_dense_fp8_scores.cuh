@@ -11,61 +11,21 @@
 // before.
 #pragma once
 #include "mla_dense_fp8_load.cuh"
-#include "softmax.cuh"
-#include "wgmma_bf16.cuh"
+#include "mla_fp8_rows.cuh"
 
 namespace eprt {
 
 // The compiler has the value in a register from here on.
 EPRT_DEVICE void pin(float& x) { asm volatile("" : "+f"(x)); }
 
-// A thread has two rows, as products leave them.
-struct Scorer : Consumer {
-  int row;                           // of the thread block's, the thread's first; the other is 8 below
-  float most[2], sum[2], factor[2];  // of the two rows: log2 scale, sum of the own blocks' weights, of scores
-  int known, all_visible;            // positions of the request, that every row of the thread block sees
-  uint32_t taken_over = 0;           // how often, modulo 2
-  Loader loader;                     // of the first warp
+struct Scorer : Consumer, ScoreRows {
+  uint32_t taken_over = 0;  // how often, modulo 2
+  Loader loader;            // of the first warp
 
   EPRT_DEVICE Scorer(const MlaDecodeFp8Params& p, Shared& s, int index, int rank)
-      : Consumer(p, s, index, rank), row(warp * 16 + lane / 4), loader(p, s, rank, w) {
+      : Consumer(p, s, index, rank), loader(p, s, rank, w) {
+    row = warp * 16 + lane / 4;
     if (w == 1) stage.advance(), slot.advance();
-  }
-
-  EPRT_DEVICE void begin() {
-    const Request& request = segment().request;
-    const int first = first_row();
-    known = uniform(request.length);
-    all_visible = uniform(known - request.tokens + 1 + first / p.all.heads);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int q_row = request.first_token * p.all.heads + first + row + 8 * h;
-      factor[h] = (q_row < p.q_rows ? __ldg(p.q_scale + q_row) : 0.f) * p.softmax_scale * kLog2e;
-      most[h] = nothing(), sum[h] = 0.f;
-    }
-  }
-
-  // Starts the products of the stage's block. The rotated parts come first, by themselves:
-  // products of different types that add to the same registers are not ordered.
-  EPRT_DEVICE void multiply_keys(float (&score)[32]) {
-    const Stage& keys = s.stage[stage.index];
-    const uint64_t q = operand(s.q), k = operand(keys.latent), k_rope = operand(keys.rope);
-    barrier_wait(&s.full[stage.index], stage.parity);
-    multiply_fence();
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      multiply_bf16(score, q + (kQueryTiles - 1) * kTileStep + i * kColumnStep, k_rope + i * kColumnStep, i > 0);
-    multiply_commit();
-    multiply_wait();
-    hold(score);
-    multiply_fence();
-#pragma unroll
-    for (int tile = 0; tile < kQueryTiles - 1; ++tile)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        multiply<64>(score, q + tile * kTileStep + i * kColumnStep,
-                     k + tile % kLatentTiles * kTileStep + i * kColumnStep, true);
-    multiply_commit();
   }
 
   // Sets the block's scales from the context's end on to zero: a weight of 0 does not undo a NaN.
@@ -76,58 +36,23 @@ struct Scorer : Consumer {
     sync();
   }
 
-  EPRT_DEVICE void mask(float (&score)[32], int first) {
-    if (first + kKeys <= all_visible) return;
-    const Request& request = segment().request;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int behind = request.length - request.tokens + 1 + (first_row() + row + 8 * h) / p.all.heads;
-      const int visible = min(request.length, behind) - first - lane % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < 16; ++i)
-        if (i / 2 * 8 + i % 2 >= visible) score[i / 2 * 4 + 2 * h + i % 2] = nothing();
-    }
-  }
-
   // Waits for the rows' scales of the other scorer's block in front of this one.
   EPRT_DEVICE void take_over() {
     barrier_wait(&s.raised[1 - w][warp], taken_over);
     taken_over ^= 1;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float now = s.most[row + 8 * h];
-      sum[h] *= fade(most[h], now), most[h] = now;
-    }
+    take_scales(s.most);
   }
 
   // Raises the rows' scales where scores ask for it, and says so to all who add values. largest: of the lane's entries.
   // The other scorer's warp with the same rows waits for it, in its next block or at the segment's end.
   EPRT_DEVICE void raise(const float (&score)[32], float log_largest, bool begins) {
     float top[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      top[h] = fmaxf(score[2 * h], score[2 * h + 1]);
-#pragma unroll
-      for (int j = 1; j < 8; ++j) top[h] = fmaxf(top[h], fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
-      top[h] = top[h] * factor[h] + log_largest;
-    }
+    find_top(top, score, log_largest);
     if (!begins) take_over();
     float faded[2] = {1.f, 1.f};
-    // Not ">=": a row without a scale asks for one.
-    if (__any_sync(kAllLanes, !(top[0] < most[0] + kRise && top[1] < most[1] + kRise))) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float before = most[h], largest = largest_of_quad(top[h]);
-        if (largest > before + kRise) most[h] = largest;
-        faded[h] = fade(before, most[h]);
-        sum[h] *= faded[h];
-        if (lane % 4 == 0) s.most[row + 8 * h] = most[h];
-      }
-    }
+    raise_scales(faded, top, s.most);
     tell(&s.raised[w][warp]);
-    const bool fades = __any_sync(kAllLanes, faded[0] != 1.f || faded[1] != 1.f);
-    if (lane == 0) s.fades[slot.index][warp] = fades;
-    if (lane % 4 == 0) s.fade[slot.index][row] = faded[0], s.fade[slot.index][row + 8] = faded[1];
+    tell_faded(faded, s.fades[slot.index][warp], s.fade[slot.index]);
   }
 
   // Of this lane's positions, 8 j + 2 (lane % 4) + e, in scale[2 j + e].
@@ -156,7 +81,7 @@ struct Scorer : Consumer {
       largest = fmaxf(largest, scale[i]);
       score[i / 2 * 4 + i % 2] *= scale[i], score[i / 2 * 4 + 2 + i % 2] *= scale[i];
     }
-    mask(score, first);
+    mask(score, segment().request, p.all.heads, first_row(), first);
     raise(score, __log2f(largest), begins);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -181,7 +106,8 @@ struct Scorer : Consumer {
   EPRT_DEVICE void add_block(int first, bool begins, bool last) {
     float score[32];
     float scale[16];
-    multiply_keys(score);
+    barrier_wait(&s.full[stage.index], stage.parity);
+    multiply_keys(score, s.q, s.stage[stage.index]);
     clear_scales(first);
     read_scales(scale);
     if (kStages > 3) load_next();
@@ -222,7 +148,7 @@ struct Scorer : Consumer {
     for (bool first = true; next(first); first = false) {
       const int from = uniform(segment().begin), count = uniform(segment().end) - from;
       if (count <= 0) continue;
-      begin();
+      begin_rows(p, segment().request, first_row());
       if (w == 0 && warp == 0) loader.load_queries(segment(), segments);
       barrier_wait(&s.q_full, segments & 1);
       if (mine >= count && lane == 0) barrier_arrive(&s.q_empty[w]);

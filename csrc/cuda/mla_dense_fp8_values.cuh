@@ -19,9 +19,9 @@ EPRT_DEVICE void keep(const Values& x) {
   for (int i = 0; i < 8; ++i) asm volatile("" ::"r"(x[i / 4][i % 4]));
 }
 
-// Columns 256 w + 64 warp + 16 m + 2 (lane / 4) + h of the rows 8 j + 2 (lane % 4) + e are in out[m][4 j + 2 h + e].
-struct Adder : Consumer {
-  float out[4][32];
+// A warp has the columns from first_column(w, warp) on.
+struct Adder : Consumer, OutputColumns {
+  using Consumer::lane;
 
   EPRT_DEVICE Adder(const MlaDecodeFp8Params& p, Shared& s, int index, int rank) : Consumer(p, s, index, rank) {}
 
@@ -58,20 +58,6 @@ struct Adder : Consumer {
     multiply_commit();
   }
 
-  // Lowers the sums to the scales of the slot's block.
-  EPRT_DEVICE void rescale() {
-    const int32_t* fades = s.fades[slot.index];
-    if (!(fades[0] | fades[1] | fades[2] | fades[3])) return;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 by = *reinterpret_cast<const float2*>(&s.fade[slot.index][8 * j + lane % 4 * 2]);
-#pragma unroll
-      for (int m = 0; m < 4; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) out[m][4 * j + 2 * h] *= by.x, out[m][4 * j + 2 * h + 1] *= by.y;
-    }
-  }
-
   // While the products of a part run, the next one's values come: shared memory is busy, and answers late. The stage is
   // released when the last ones have begun: their operands have come.
   EPRT_DEVICE void add_blocks(int count, int left) {
@@ -83,9 +69,8 @@ struct Adder : Consumer {
       arrange(x, next, 0, left);
       load_values(next, 1);
       barrier_wait(&s.weighed[slot.index], slot.parity);
-      rescale();
-#pragma unroll
-      for (int m = 0; m < 4; ++m) hold(out[m]);
+      rescale(s.fades[slot.index], s.fade[slot.index]);
+      hold_all();
       multiply_values(x, 0);
       arrange(y, next, 1, left);
       load_values(next, 2);
@@ -107,25 +92,10 @@ struct Adder : Consumer {
       }
       multiply_wait();
       keep(x), keep(y);
-#pragma unroll
-      for (int m = 0; m < 4; ++m) hold(out[m]);
+      hold_all();
       tell(&s.taken[slot.index]);
       slot.advance();
     }
-  }
-
-  // Multiplies by 1 / sum of the weights.
-  EPRT_DEVICE void divide(int half) {
-    const float (&sums)[2][kRows] = s.sum[half];
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at = 8 * j + lane % 4 * 2 + e;
-        const float all = sums[0][at] + sums[1][at], by = all > 0.f ? 1.f / all : 0.f;
-#pragma unroll
-        for (int m = 0; m < 4; ++m) out[m][4 * j + e] *= by, out[m][4 * j + 2 + e] *= by;
-      }
   }
 
   // Called by all threads of an adder; those of the first 64 have a row each.
@@ -138,51 +108,18 @@ struct Adder : Consumer {
         all > 0.f ? s.last_most[half][at] - kTop + __log2f(all) : nothing();
   }
 
-  EPRT_DEVICE void store_partial() {
-    const int64_t first = int64_t(partial_slot(share, segment().begin == 0)) * kGroupRows + rank * kRows;
-    float* to = p.partial + (first + lane % 4 * 2) * kLatent + w * 256 + warp * 64 + lane / 4 * 2;
-#pragma unroll
-    for (int m = 0; m < 4; ++m)
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          *reinterpret_cast<float2*>(to + (8 * j + e) * kLatent + 16 * m) = {out[m][4 * j + e], out[m][4 * j + 2 + e]};
-  }
-
-  // Four lanes hold 8 columns of a row, two each, in each of 4 groups of columns. They exchange them, so that each has
-  // all 8 of one group.
-  EPRT_DEVICE void store() {
-    const int first = first_row() + lane % 4 * 2, group = lane / 4 % 4;
-    const int rows = segment().request.tokens * p.all.heads;
-    const int64_t out_row = int64_t(segment().request.first_token) * p.all.heads + first;
-    uint16_t* to = p.out + out_row * kLatent + w * 256 + warp * 64 + group * 16 + lane / 16 * 8;
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        uint32_t word[4];
-#pragma unroll
-        for (int m = 0; m < 4; ++m) word[m] = pack_bf16(out[m][4 * j + e], out[m][4 * j + 2 + e]);
-        exchange(word[0], word[1], group & 1, 4), exchange(word[2], word[3], group & 1, 4);
-        exchange(word[0], word[2], group & 2, 8), exchange(word[1], word[3], group & 2, 8);
-        if (first + 8 * j + e < rows)
-          *reinterpret_cast<Vec16*>(to + (8 * j + e) * kLatent) = Vec16{word[0], word[1], word[2], word[3]};
-      }
-  }
-
   EPRT_DEVICE void run() {
+    const int column = first_column(w, warp);
     uint32_t segments = 0;
     for (bool first = true; next(first); first = false) {
       const int from = uniform(segment().begin), count = uniform(segment().end) - from;
       const int half = segments & 1;
       const bool whole = segment().whole();
-#pragma unroll
-      for (int i = 0; i < 128; ++i) out[i / 32][i % 32] = 0.f;
+      clear();
       if (count > 0) {
         add_blocks(count, uniform(segment().request.length) - from * kKeys);
         barrier_wait(&s.summed[half], segments / 2 & 1);
-        divide(half);
+        divide(s.sum[half]);
       }
       if (w == 0 && !whole) store_log_sum(half, count <= 0);
       if (count > 0) {
@@ -190,9 +127,10 @@ struct Adder : Consumer {
         ++segments;
       }
       if (whole)
-        store();
+        store(output_at(p, segment().request, first_row()) + column,
+              segment().request.tokens * p.all.heads - first_row());
       else
-        store_partial();
+        store_partial(partial_at(p, share, segment(), rank) + column);
     }
   }
 };

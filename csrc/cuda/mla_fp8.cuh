@@ -1,11 +1,12 @@
-// What the kernels of latent attention over an fp8 cache share: their argument, a block of positions in shared memory,
-// and instructions of clusters and copies.
+// What the kernels of latent attention over an fp8 cache share: their argument, and a block of positions in shared
+// memory.
 //
 // An entry of the cache is 512 latents in e4m3, 64 rotated values in bfloat16, the fp32 scale that both were divided
 // by, 12 bytes of nothing. A block of positions lies in one of kStages stages, in tiles of 128 bytes of 64 entries.
 #pragma once
-#include "bulk.cuh"
+#include "cluster.cuh"
 #include "mla_work.cuh"
+#include "tensor_map.cuh"
 
 namespace eprt {
 
@@ -18,10 +19,6 @@ constexpr int kStages = kTerms == 1 ? 4 : 3;
 constexpr int kWarpgroup = 128;
 constexpr float kTop = 5.f, kRise = 3.5f;                                       // log2; their sum is below that of 448
 constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2, kHalfRow = 4;  // in descriptors
-
-struct alignas(64) TensorMap {
-  uint64_t word[16];
-};
 
 struct MlaDecodeFp8Params {
   TensorMap q;       // [tokens * heads, 128 kQueryTiles] bytes, boxes of kRows rows, all tiles
@@ -74,33 +71,5 @@ EPRT_DEVICE float sum_of_quad(float x) {
 // What is the same in all lanes anyway, so that the compiler sees it: such values need no registers of lanes, and
 // descriptors of products that are computed from them need not be copied.
 EPRT_DEVICE int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
-
-EPRT_DEVICE int cluster_rank() {
-  int rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-EPRT_DEVICE void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// Arrives at the same barrier of block `rank` of the cluster.
-EPRT_DEVICE void barrier_arrive_at(uint64_t* barrier, int rank) {
-  asm volatile(
-      "{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at]; }" ::"r"(
-          shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-}
-
-// The box that begins at tile `tile` of row `row`, tile by tile.
-EPRT_DEVICE void load_tiles(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
-          "r"(shared_address(to)),
-      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier))
-      : "memory");
-}
 
 }  // namespace eprt

@@ -4,9 +4,10 @@
 // come in groups, each with a barrier, so products begin when the first has come. Tiles are loaded again as soon as
 // both warpgroups of all thread blocks of the cluster have released them.
 #pragma once
-#include "bulk.cuh"
+#include "cluster.cuh"
 #include "mla_boxes.cuh"
 #include "mla_gather.cuh"
+#include "tensor_map.cuh"
 
 namespace eprt {
 
@@ -18,10 +19,6 @@ constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2 * kWarpgroup;  // threads
 constexpr int kThreads = kConsumers + kWarpgroup;
 constexpr int kGroups = 5;  // that tiles come in: four of two, and the last
-
-struct alignas(64) TensorMap {
-  uint64_t word[16];
-};
 
 struct MlaDecodeParams {
   TensorMap q;        // [tokens * heads, kEntry], boxes of kRows rows, 3 tiles
@@ -55,36 +52,9 @@ struct Shared {
   uint64_t q_full, q_empty;
 };
 
-EPRT_DEVICE int cluster_rank() {
-  int rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-EPRT_DEVICE void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// Arrives at the same barrier of block `rank` of the cluster.
-EPRT_DEVICE void barrier_arrive_at(uint64_t* barrier, int rank) {
-  asm volatile(
-      "{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at]; }" ::"r"(
-          shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-}
-
-// The box that begins at tile `tile` of row `row`, tile by tile.
-EPRT_DEVICE void load_box(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
-          "r"(shared_address(to)),
-      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier))
-      : "memory");
-}
-
-// The same, of the cache, to all thread blocks of the cluster. It is read once, so L2 had better keep other things.
-EPRT_DEVICE void load_box_for_all(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
+// As load_tiles, of the cache, to all thread blocks of the cluster. It is read once, so L2 had better keep other
+// things.
+EPRT_DEVICE void load_tiles_for_all(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   if (kCtas > 1)
@@ -115,13 +85,14 @@ EPRT_DEVICE void load_half(const MlaDecodeParams& p, Shared& s, int buffer, int 
     barrier_expect(&s.full[buffer][group], i < 2 ? 2 * kTileBytes : kTileBytes);
     if (kCtas > 1 && rank != (i < 2 ? i : buffer)) continue;
     if (kPerBlock == 1) {
-      load_box_for_all(s.kv[buffer][tile], i < 2 ? &p.kv_pair : &p.kv, row[0], tile, &s.full[buffer][group]);
+      load_tiles_for_all(s.kv[buffer][tile], i < 2 ? &p.kv_pair : &p.kv, row[0], tile, &s.full[buffer][group]);
     } else {
 #pragma unroll
       for (int box = 0; box < kPerBlock; ++box)
 #pragma unroll
         for (int k = 0; k < (i < 2 ? 2 : 1); ++k)
-          load_box_for_all(s.kv[buffer][tile + k] + box * kBoxBytes, &p.kv, row[box], tile + k, &s.full[buffer][group]);
+          load_tiles_for_all(s.kv[buffer][tile + k] + box * kBoxBytes, &p.kv, row[box], tile + k,
+                             &s.full[buffer][group]);
     }
   }
 }
@@ -141,7 +112,7 @@ EPRT_DEVICE void load(const MlaDecodeParams& p, Shared& s, int share, int rank) 
     if (leader) {
       const int first = segment.request.first_token * p.all.heads + segment.group * kGroupRows + rank * kRows;
       barrier_expect(&s.q_full, sizeof(s.q));
-      for (int tile = 0; tile < kTiles; tile += 3) load_box(s.q[tile], &p.q, first, tile, &s.q_full);
+      for (int tile = 0; tile < kTiles; tile += 3) load_tiles(s.q[tile], &p.q, first, tile, &s.q_full);
     }
     ++segments;
     for (int i = 0; i < count; ++i) {
@@ -176,7 +147,7 @@ EPRT_DEVICE void gather(const MlaDecodeParams& p, Shared& s, int share, int rank
     if (threadIdx.x == kConsumers) {
       const int first = segment.request.first_token * p.all.heads + segment.group * kGroupRows + rank * kRows;
       barrier_expect(&s.q_full, sizeof(s.q));
-      for (int tile = 0; tile < kTiles; tile += 3) load_box(s.q[tile], &p.q, first, tile, &s.q_full);
+      for (int tile = 0; tile < kTiles; tile += 3) load_tiles(s.q[tile], &p.q, first, tile, &s.q_full);
     }
     ++segments;
     for (int i = 0; i < count; ++i) {

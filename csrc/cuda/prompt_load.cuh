@@ -4,7 +4,7 @@
 // A tile is kRows new tokens of one request, for one head. Thread blocks take tiles from a counter: some heads at a
 // time, so that their keys and values stay in L2, of these the last tiles first, since they see the most positions.
 #pragma once
-#include "bulk.cuh"
+#include "tensor_map.cuh"
 
 namespace eprt {
 
@@ -18,10 +18,6 @@ constexpr int kStages = 2;
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2 * kWarpgroup;  // threads
 constexpr int kThreads = kConsumers + kWarpgroup;
-
-struct alignas(64) TensorMap {
-  uint64_t word[16];
-};
 
 struct PromptParams {
   TensorMap q_nope;            // [tokens, head_tiles of each head], boxes of kRows rows, kNope tiles
@@ -68,14 +64,6 @@ struct Shared {
   uint64_t k_full[kStages], k_empty[kStages];
   uint64_t v_full[kStages], v_empty[kStages];
 };
-
-EPRT_DEVICE void load_rows(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
-          "r"(shared_address(to)),
-      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier))
-      : "memory");
-}
 
 // Rows [row, row + known) of the map, zeros below them. The map has two dimensions of rows, which add up; the first one
 // ends after kKeys rows, and a box that begins at its row kKeys - known reads no further.
@@ -165,8 +153,8 @@ EPRT_DEVICE void load_queries(const PromptParams& p, Shared& s, const Tile& t, u
   s.tile = t;
   if (t.head < 0) return barrier_arrive(&s.q_full);
   barrier_expect(&s.q_full, kScores * kTileBytes);
-  load_rows(s.q, &p.q_nope, t.first_token, t.head * p.nope_head_tiles, &s.q_full);
-  load_rows(s.q[kNope], &p.q_rope, t.first_token, t.head * p.rope_head_tiles, &s.q_full);
+  load_tiles(s.q, &p.q_nope, t.first_token, t.head * p.nope_head_tiles, &s.q_full);
+  load_tiles(s.q[kNope], &p.q_rope, t.first_token, t.head * p.rope_head_tiles, &s.q_full);
 }
 
 // Called by one warp.

@@ -40,7 +40,7 @@ inline void copy_rows(void* to, const TensorMap* map, int row, int known, int ti
       }
   arrive_bytes(barrier, box_tiles * 128 * 128);
 }
-inline void load_rows(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
+inline void load_tiles(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
   copy_rows(to, map, row, 128, tile, barrier);
 }
 inline void load_known_rows(void* to, const TensorMap* map, int row, int known, int tile, uint64_t* barrier) {
