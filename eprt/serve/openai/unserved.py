@@ -1,7 +1,8 @@
 """Unserved fields: what OpenAI, vLLM or SGLang know and eprt does not do, with the values that are accepted anyway.
 
-A value is accepted if it asks for what happens anyway: null, an empty list or object, and those listed here. Any other
-is refused by name, because ignoring it would change the answer. docs/openai.md has the same list (a test compares).
+A value is accepted if it asks for what happens anyway: null, an empty text, list or object, and those listed here.
+Any other is refused by name, because ignoring it would change the answer. docs/openai.md has the same list (a test
+compares).
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ class Unserved:
     instead: str = ""  # the field to use
 
     def accepts(self, value: Any) -> bool:
-        return value is None or value in ([], {}) or any(_equal(value, each) for each in self.accepted)
+        return value is None or value in ([], {}, "") or any(_equal(value, each) for each in self.accepted)
 
     def refusal(self, name: str, value: Any) -> ApiError:
         only = f"; accepted only as {' or '.join(map(quoted, self.accepted))}" if self.accepted else ""

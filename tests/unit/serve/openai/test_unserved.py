@@ -25,7 +25,7 @@ def names(kind: type[msgspec.Struct]) -> list[str]:
 def test_neutral_values_are_taken_and_others_refused_by_name(parse, kind, others, body):
     assert not set(names(kind)) & set(others), "what is served is not listed"
     for name, field in others.items():
-        for value in (None, [], {}, *field.accepted):
+        for value in (None, [], {}, "", *field.accepted):
             parse(msgspec.json.encode({**body, name: value}))
         with pytest.raises(ApiError) as caught:
             parse(msgspec.json.encode({**body, name: "something"}))
@@ -44,7 +44,7 @@ def test_fields_of_the_other_endpoint_are_taken_where_they_ask_for_nothing(here,
     assert elsewhere
     for name in elsewhere:
         listed = there[2][name].accepted if name in there[2] else unserved.NEUTRAL.get(name, ())
-        for value in (None, [], {}, *listed):
+        for value in (None, [], {}, "", *listed):
             parse(msgspec.json.encode({**body, name: value}))
         with pytest.raises(ApiError, match="it is a field of /v1/") as caught:
             parse(msgspec.json.encode({**body, name: "something"}))
