@@ -288,6 +288,8 @@ def _check_model_dir(model_dir: Path, args: argparse.Namespace) -> None:
         config = msgspec.json.decode((model_dir / "config.json").read_bytes())
     except ValueError as error:
         raise OptionError(f"--model {model_dir}: config.json is not JSON: {error}") from None
+    except RecursionError:
+        raise OptionError(f"--model {model_dir}: config.json is nested too deeply; download it again") from None
     check_flags_of_model(args, model_dir)
     most = config.get("max_position_embeddings") if isinstance(config, dict) else None
     if isinstance(most, int) and args.max_model_len is not None and args.max_model_len > most:

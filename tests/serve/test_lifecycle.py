@@ -325,6 +325,17 @@ def _mpirun(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False, env=environment)
 
 
+def test_weights_behind_a_link_that_leads_nowhere_end_the_server(tmp_path):
+    for file in MODEL.iterdir():
+        (tmp_path / file.name).symlink_to(file.name if file.suffix == ".safetensors" else file)
+    with (
+        pytest.raises(RuntimeError, match=r"symbolic links: .*model\.safetensors") as caught,
+        RunningServer(tmp_path, 2),
+    ):
+        pass
+    assert "cannot join" not in str(caught.value) and "Traceback" not in str(caught.value)
+
+
 def test_a_broken_checkpoint_is_told_once(tmp_path):
     for file in MODEL.iterdir():
         if file.name != "config.json":

@@ -140,8 +140,10 @@ def _make_group(config: RankConfig) -> EPGroup:
 def _other_model(config: RankConfig) -> str:
     """Why a rank that joins would compute with other weights than the others, "" where it would not."""
     model_dir = config.options.engine.model_dir
+    if not config.fingerprint:  # it starts with the others: what is wrong with the directory, loading says
+        return ""
     try:
-        if config.fingerprint in ("", fingerprint(model_dir)):
+        if config.fingerprint == fingerprint(model_dir):
             return ""
     except OSError as error:
         return f"{model_dir}: {error.strerror or error}"

@@ -163,6 +163,12 @@ def test_models_that_are_not_served_are_refused_before_ranks_start(fields, messa
         parse_options(["--model", str(tmp_path), "--skip-tokenizer-init"])
 
 
+def test_a_configuration_that_is_nested_without_end_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(OptionError, match=f"--model {tmp_path}: config.json is nested too deeply"):
+        parse_options(["--model", str(tmp_path), "--skip-tokenizer-init"])
+
+
 def test_a_chat_template_of_a_file(tmp_path):
     path = tmp_path / "x.jinja"
     path.write_text("{% if %}")
