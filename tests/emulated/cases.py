@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -35,6 +35,12 @@ def calls_low_latency(group: EPGroup, shape: Sequence, num_sms: int) -> None:
         calls = WAYS[(number + number // len(SKEWS) * (1 + group.rank)) % len(WAYS)]
         cases_low_latency.check_once(backend, everyone, calls)
     backend.close()
+
+
+def in_layers(group: EPGroup, case: Callable[..., None], **kwargs: Any) -> None:
+    """The case between nodes, with a copy of a token for each node."""
+    vars(group)["gpu_copies"] = "node"
+    case(group, **kwargs)
 
 
 def long_wait(group: EPGroup, shape: Sequence) -> None:

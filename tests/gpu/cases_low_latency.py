@@ -153,10 +153,10 @@ def one_round(tokens: Sequence[SentTokens]) -> list[SentTokens]:
     return [dataclasses.replace(t, num_rounds=1) for t in tokens]
 
 
-def random_shapes(group: EPGroup, seed: int, cases_per_shape: int) -> None:
+def random_shapes(group: EPGroup, seed: int, cases_per_shape: int, shapes: Sequence[Sequence] = SHAPES) -> None:
     rng = random.Random(seed)
     num_cases = 0
-    for shape in SHAPES:
+    for shape in shapes:
         config, num_sms = make_config(group, shape), rng.choice([1, 3, 16, 64, None])
         backend = make(group, config, num_sms=num_sms)
         for case in range(cases_per_shape):
