@@ -10,6 +10,7 @@ The candidates take turns on the same GPUs, from event to event around one call 
     rank_to_nvlink, node_to_nvlink   what the wire costs on this host
     rank_crossed, node_crossed       rows that a rank sent to other nodes in a call, in the mean over ranks
     planned         copies that the planner expects for node_crossed (eprt.cluster.crossings)
+    nvlink_error, rank_error, node_error   of dispatch and combine around experts that change nothing, as in bench_ep
 
 NVSHMEM carries them over NVLink here. Nothing of this is a network's time.
 """
@@ -21,7 +22,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.ep.columns import rounded
+from benchmarks.ep.columns import identity_error, rounded
 from benchmarks.ep.low_latency import LowLatencyCase, LowLatencySetting
 from benchmarks.tools.gpu_timer import GpuTimer
 from benchmarks.tools.report import BenchmarkReport
@@ -77,6 +78,10 @@ def rows(report: BenchmarkReport, group: EPGroup, split: EPGroup, timer: GpuTime
     times = timer.in_turns({name: [case.dispatch, case.combine] for name, case in cases.items()}, SAMPLES)
     both = timer.in_turns({name: [pair(case)] for name, case in cases.items()}, SAMPLES)
     crossed = {copies: crossed_by(group, cases[copies]) for copies in COPIES}
+    errors = {
+        f"{name}_error": identity_error(group, case.backend, case.x, case.slots, case.weights)
+        for name, case in cases.items()
+    }
     gate = ExpertChoice(config.num_slots, config.top_k)
     for i, call in enumerate(("dispatch fp8", "combine bf16", "both")):
         row: dict = {"tokens": tokens, "call": call}
@@ -87,7 +92,7 @@ def rows(report: BenchmarkReport, group: EPGroup, split: EPGroup, timer: GpuTime
             row[f"{copies}_to_nvlink"] = timings[copies].median_s / timings["nvlink"].median_s
             row[f"{copies}_crossed"] = sum(crossed[copies]) if call == "both" else crossed[copies][i]
         row["planned"] = tokens * parts_elsewhere(gate, split.num_nodes) * (2 if call == "both" else 1)
-        report.add_row(**rounded(row))
+        report.add_row(**rounded(row | errors))
     for case in cases.values():
         case.backend.close()
 
