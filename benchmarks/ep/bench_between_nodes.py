@@ -70,7 +70,9 @@ def crossed_by(group: EPGroup, case: LowLatencyCase) -> list[float]:
     return [sum(column) / group.size for column in zip(*group.allgather(mine))]
 
 
-def rows(report: BenchmarkReport, group: EPGroup, split: EPGroup, timer: GpuTimer, config: EPConfig, tokens: int) -> None:
+def rows(
+    report: BenchmarkReport, group: EPGroup, split: EPGroup, timer: GpuTimer, config: EPConfig, tokens: int
+) -> None:
     cases = {"nvlink": LowLatencyCase(group, LowLatencySetting(config, NvlinkOptions()), tokens)}
     for copies in COPIES:
         setting = LowLatencySetting(config, NvlinkOptions(copies=copies))
@@ -133,7 +135,7 @@ def main() -> None:
         arguments.hidden, experts, arguments.top_k, most, payload="fp8", mode="low_latency", device="cuda"
     )
     for tokens in arguments.tokens:
-        rows(report, group, split, timer, config, tokens)
+        rows(report, split, timer, config, tokens)
     timer.close()
     if group.rank == 0:
         print(report.finish())

@@ -97,7 +97,8 @@ EPRT_DEVICE void ship_item(const Context& c, const Item& item, uint32_t epoch) {
 }
 
 EPRT_DEVICE void ship_if_complete(const Context& c, const Item& item, uint32_t epoch, int lane) {
-  if (!kLayered && is_beyond(c, item.owner) && completes_rows(c, item.owner, epoch, item.token, lane)) ship_item(c, item, epoch);
+  if (!kLayered && is_beyond(c, item.owner) && completes_rows(c, item.owner, epoch, item.token, lane))
+    ship_item(c, item, epoch);
 }
 #endif
 

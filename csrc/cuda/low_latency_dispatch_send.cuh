@@ -265,7 +265,8 @@ EPRT_DEVICE uint32_t tokens_to(const Routing& routing, int rank, int word, int l
 
 #ifdef NODE_RANKS
 // LAYERED: the words that follow in the counts for rank r: which tokens go to its node, then who hands them on there.
-EPRT_DEVICE uint32_t node_word(const Context& c, const Routing& routing, const Begun& begun, int r, int word, int lane) {
+EPRT_DEVICE uint32_t node_word(const Context& c, const Routing& routing, const Begun& begun, int r, int word,
+                               int lane) {
   if (word == node_words(c) - 1) return named_in_node(c, r, begun.masked);
   uint32_t tokens = 0;
   for (uint32_t left = ranks_of_node(r) & ~begun.masked; left; left &= left - 1)

@@ -1,5 +1,5 @@
-// Low-latency dispatch between nodes in two layers, receiving side: a rank hands on what sources of other nodes have sent
-// it for its node, by stores into the same places in which messages of its own node arrive.
+// Low-latency dispatch between nodes in two layers, receiving side: a rank hands on what sources of other nodes have
+// sent it for its node, by stores into the same places in which messages of its own node arrive.
 #pragma once
 #include "low_latency_received.cuh"
 
@@ -94,8 +94,8 @@ EPRT_DEVICE bool wait_handed(const Context& c, WaitBook* book, const Placement& 
       if (lane == 0) store_relaxed(c.deadline.mask + source, 1u);
       return false;
     }
-    const uint32_t unbegun = ranks_before(c, 1u << wait.hander, epoch, lane,
-                                          [&](int rank) { return handing_at(c, c.rank, rank); });
+    const uint32_t unbegun =
+        ranks_before(c, 1u << wait.hander, epoch, lane, [&](int rank) { return handing_at(c, c.rank, rank); });
     if (judge_handed(c.deadline, book, wait, unbegun, there, now, kDispatchTokens, seen, epoch) != kAwaited)
       return there;
   }

@@ -1,9 +1,9 @@
-// Low-latency mode between nodes in two layers (LAYERED): a token crosses once to each node that it goes to, to the rank
-// there that the source has named. That rank hands it on to its node's ranks, and sums their outputs into the one row
-// that crosses back. low_latency_hand_on.cuh and low_latency_node_sum.cuh do so; here is what both need.
+// Low-latency mode between nodes in two layers (LAYERED): a token crosses once to each node that it goes to, to the
+// rank there that the source has named. That rank hands it on to its node's ranks, and sums their outputs into the one
+// row that crosses back. low_latency_hand_on.cuh and low_latency_node_sum.cuh do so; here is what both need.
 //
-// A source names, for each node, the rank with its own number in the node or, while that one is masked, the next one that
-// is not. It tells all ranks of the node with the counts, so nobody there has to know the source's mask.
+// A source names, for each node, the rank with its own number in the node or, while that one is masked, the next one
+// that is not. It tells all ranks of the node with the counts, so nobody there has to know the source's mask.
 #pragma once
 #include "low_latency_wire.cuh"
 
@@ -12,7 +12,7 @@ namespace eprt::low_latency {
 
 static_assert(!kLayered || kTopk <= kWarp, "a lane stands for an entry");
 
-constexpr int kHanderShift = 8;  // of the hander, above the combine row that a message names
+constexpr int kHanderShift = 8;               // of the hander, above the combine row that a message names
 constexpr int kBeyond = kRanks - kNodeRanks;  // ranks of other nodes
 
 EPRT_DEVICE int first_of_node(int rank) { return rank / kNodeRanks * kNodeRanks; }
@@ -89,8 +89,8 @@ EPRT_DEVICE uint64_t* agreed_at(const Context& c, uint32_t epoch) {
   return own_words(c, c.wire.agreed) + epoch % kSets;
 }
 
-// The thread blocks of a launch may see different masks, but must name the same ranks: the mask of the first one counts.
-// Called by one thread of each; waits for nobody.
+// The thread blocks of a launch may see different masks, but must name the same ranks: the mask of the first one
+// counts. Called by one thread of each; waits for nobody.
 EPRT_DEVICE uint32_t agree_on_mask(const Context& c, uint32_t epoch, uint32_t masked) {
   uint64_t* word = agreed_at(c, epoch);
   const uint64_t old = load_relaxed(word);

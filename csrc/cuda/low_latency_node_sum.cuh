@@ -1,6 +1,6 @@
 // Low-latency combine between nodes in two layers: the rank that handed a token on awaits the rows of its node's ranks,
-// and sends the owner their sum; the owner adds the sums of nodes, in their order. So a node's share is rounded once for
-// the way, and with EXACT the result has the bits that CPU ranks give (docs/protocol.md).
+// and sends the owner their sum; the owner adds the sums of nodes, in their order. So a node's share is rounded once
+// for the way, and with EXACT the result has the bits that CPU ranks give (docs/protocol.md).
 #pragma once
 #include "low_latency_layered.cuh"
 #include "low_latency_rows.cuh"
@@ -51,7 +51,7 @@ EPRT_DEVICE Sum sum_node(const Context& c, WaitBook* book, const Call& call, con
   return sum;
 }
 
-// ---- the rank that sums -----------------------------------------------------------------------------------------------
+// ---- the rank that sums --------------------------------------------------------------------------------------------
 
 // row: in lines, as what was summed is, so that only their ends are new.
 EPRT_DEVICE void store_as_summed(uint8_t* row, const Part& from, int part, uint32_t epoch, int lane) {
@@ -112,10 +112,10 @@ EPRT_DEVICE void sum_for_others(const Context& c, WaitBook* book, const Call& ca
   }
 }
 
-// ---- the owner ----------------------------------------------------------------------------------------------------------
+// ---- the owner -----------------------------------------------------------------------------------------------------
 
-// Waits until the sum of a node is there; false if the rank that sums is masked or late. Until all ranks of the node have
-// begun, it waits for those that have not.
+// Waits until the sum of a node is there; false if the rank that sums is masked or late. Until all ranks of the node
+// have begun, it waits for those that have not.
 EPRT_DEVICE bool await_sum(const Context& c, WaitBook* book, uint32_t epoch, int hander, int token, int lane) {
   uint64_t* word = sum_word(c, epoch, token, hander / kNodeRanks);
   bool there = __all_sync(kAllLanes, load_acquire_sys(epoch_of(word)) == epoch);
@@ -128,8 +128,7 @@ EPRT_DEVICE bool await_sum(const Context& c, WaitBook* book, uint32_t epoch, int
     const uint32_t seen_first = __shfl_sync(kAllLanes, seen, 0);
     const uint32_t unbegun = ranks_before(c, ranks_of_node(hander), epoch, lane,
                                           [&](int rank) { return epoch_of(begun_word(c, epoch, rank)); });
-    const PeerState state =
-        judge_handed(c.deadline, book, wait, unbegun, there, now, kCombineRows, seen_first, epoch);
+    const PeerState state = judge_handed(c.deadline, book, wait, unbegun, there, now, kCombineRows, seen_first, epoch);
     if (state == kMasked || state == kLate) return false;
   }
   if (lane == 0) eprt_wire_see(word, epoch);
@@ -152,8 +151,8 @@ EPRT_DEVICE void sum_nodes(const CombineParams& p, WaitBook* book, const Call& c
     if (!(sent & ranks_of_node(first))) continue;
     if (!is_beyond(c, first)) {
       const NodeRows rows(holder, sent & ranks_of_node(first) & ~call.masked, weight, lane);
-      const Sum own = sum_node(c, book, call, rows, part, lane,
-                               [&](int row) { return row_at(c, c.rank, call.epoch, token, row); });
+      const Sum own =
+          sum_node(c, book, call, rows, part, lane, [&](int row) { return row_at(c, c.rank, call.epoch, token, row); });
       add_sum(sum, own);
       continue;
     }

@@ -5,19 +5,18 @@
 
 namespace eprt::low_latency {
 
-struct Placement {      // in shared memory
-  int num_slots;        // L
-  int words;            // W: 32-bit words with a bit per token of a source
+struct Placement {       // in shared memory
+  int num_slots;         // L
+  int words;             // W: 32-bit words with a bit per token of a source
   EPRT_WIRED(int more;)  // node_words, which follow in `counted`
-  int32_t* counted;     // [R][L + W]: a slot's rows from earlier sources; then which tokens come from the source
-  int32_t* slot_begin;  // [L + 1]: first row of a slot
-  int32_t* slot_rows;   // [L]
+  int32_t* counted;      // [R][L + W]: a slot's rows from earlier sources; then which tokens come from the source
+  int32_t* slot_begin;   // [L + 1]: first row of a slot
+  int32_t* slot_rows;    // [L]
 
   EPRT_DEVICE Placement(const Context& c, uint8_t* smem)
       : num_slots(c.num_slots),
         words(ceil_div(c.max_tokens, 32)),
-        EPRT_WIRED(more(node_words(c)), )
-        counted(reinterpret_cast<int32_t*>(smem)),
+        EPRT_WIRED(more(node_words(c)), ) counted(reinterpret_cast<int32_t*>(smem)),
         slot_begin(counted + kRanks * (num_slots + words EPRT_WIRED(+more))),
         slot_rows(slot_begin + num_slots + 1) {}
   EPRT_DEVICE int32_t* begin(int source) const { return counted + source * (num_slots + words EPRT_WIRED(+more)); }

@@ -1,5 +1,5 @@
-// What both sides of a low-latency combine do with rows: load and store parts of them, sum them in fp32, and await those
-// that other ranks send.
+// What both sides of a low-latency combine do with rows: load and store parts of them, sum them in fp32, and await
+// those that other ranks send.
 #pragma once
 #include "low_latency_combine.cuh"
 

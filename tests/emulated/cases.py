@@ -37,10 +37,10 @@ def calls_low_latency(group: EPGroup, shape: Sequence, num_sms: int) -> None:
     backend.close()
 
 
-def in_layers(group: EPGroup, case: Callable[..., None], **kwargs: Any) -> None:
-    """The case between nodes, with a copy of a token for each node."""
+def in_layers(group: EPGroup, of: Callable[..., None], **kwargs: Any) -> None:
+    """A case between nodes, with a copy of a token for each node."""
     vars(group)["gpu_copies"] = "node"
-    case(group, **kwargs)
+    of(group, **kwargs)
 
 
 def long_wait(group: EPGroup, shape: Sequence) -> None:
