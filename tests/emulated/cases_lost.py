@@ -176,12 +176,12 @@ def lost_before_signals(group: EPGroup, shape: Sequence) -> None:
     backend.close()
 
 
-def expect_lost(backend: NvlinkBackend, lost: int) -> None:
+def expect_lost(backend: NvlinkBackend, lost: int, phase: str = "dispatch (tokens)") -> None:
     try:
         backend.check()
         raise AssertionError("no deadline")
     except EPTimeoutError as error:
-        assert error.peer == lost and error.phase == "dispatch (tokens)", error
+        assert error.peer == lost and error.phase == phase, error
 
 
 def send_as_computed(backend: NvlinkLowLatencyBackend, handle: Any, y: torch.Tensor, count: list[int]) -> None:
@@ -219,6 +219,8 @@ def lost_hander(group: EPGroup, shape: Sequence) -> None:
         if turn >= 2 and rank == lost:
             continue
         handle, received = backend.dispatch(x, slots, weights)
+        if turn == 2:
+            expect_lost(backend, lost, "dispatch (counts)")
         y_TH = backend.combine(torch.ones_like(received.x_RH, dtype=torch.bfloat16), handle)
         is_missing = (slots // local == lost) & (turn >= 2)
         if turn == 2 and (rank - lost) % len(group.local_ranks) == 0:
@@ -226,11 +228,7 @@ def lost_hander(group: EPGroup, shape: Sequence) -> None:
         outputs = config.top_k - is_missing.sum(1)
         assert torch.equal(y_TH.float(), outputs[:, None].float().expand(y_TH.shape)), (turn, y_TH[:, 0], outputs)
         assert backend.query_mask().tolist() == [int(r == lost and turn >= 2) for r in range(group.size)]
-        try:
-            backend.check()
-            assert turn != 2, "no deadline"
-        except EPTimeoutError as error:
-            assert turn == 2 and error.peer == lost, error
+        backend.check()
     group.barrier()
     backend.close()
 
