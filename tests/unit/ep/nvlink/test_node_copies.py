@@ -1,5 +1,7 @@
 """Copies by rank or by node: the choice agrees with the planner's model."""
 
+from dataclasses import replace
+
 import pytest
 
 from eprt.cluster import exchange_time
@@ -46,3 +48,9 @@ def test_options_name_the_ways():
     assert NvlinkOptions(copies="node").copies == "node"
     with pytest.raises(ValueError, match=r"NvlinkOptions\.copies='nodes': must be one of auto, rank, node"):
         NvlinkOptions(copies="nodes")
+
+
+def test_the_documented_heap():
+    two_nodes = heap(2, 8)
+    sizes = [replace(two_nodes, layered=layered).num_bytes / 1e9 for layered in (True, False)]
+    assert [f"{size:.1f} GB" for size in sizes] == ["1.3 GB", "0.3 GB"]
