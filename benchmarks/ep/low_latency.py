@@ -51,10 +51,16 @@ class LowLatencyCase:
     """One batch of one rank, and the calls that are timed."""
 
     def __init__(
-        self, group: EPGroup, setting: LowLatencySetting, num_tokens: int, profile: bool = False, stats: bool = True
+        self,
+        group: EPGroup,
+        setting: LowLatencySetting,
+        num_tokens: int,
+        profile: bool = False,
+        stats: bool = True,
+        backend_type: type[NvlinkLowLatencyBackend] = NvlinkLowLatencyBackend,
     ):
         config = setting.config
-        self.backend = NvlinkLowLatencyBackend(config, group, setting.options, profile=profile, stats=stats)
+        self.backend = backend_type(config, group, setting.options, profile=profile, stats=stats)
         self.config, self.num_tokens = config, num_tokens
         generator = torch.Generator("cuda").manual_seed(group.rank)
         scores = torch.rand(num_tokens, config.num_slots, device="cuda", generator=generator)

@@ -4,7 +4,7 @@
 //
 // Compile-time constants: HIDDEN (a multiple of 16), TOPK, NUM_RANKS (<= 32), NUM_BUFFERS, FP8 (0, 1), COMBINE_ROWS
 // (rows that a token gets back, at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps),
-// STATS (0, 1: counters); NODE_RANKS and OUTBOX_ROWS where ranks are on several nodes (low_latency_wire.cuh).
+// STATS (0, 1: counters); NODE_RANKS, OUTBOX_ROWS and LAYERED where ranks are on several nodes (low_latency_wire.cuh).
 #pragma once
 #include "lines.cuh"
 #include "waits.cuh"
@@ -38,6 +38,7 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kScales = ceil_div(kHidden, kScaleGroup);
 constexpr int kHeaderEntries = 2 * kLineVectors;
 constexpr int kHeaderLines = ceil_div(kTopk, kHeaderEntries);
+EPRT_WIRED(constexpr int kEntryRankShift = 26;)  // in a message for a node: of the slot's rank there, above the slot
 constexpr int kPayloadVectors = kHidden * (kFp8 ? 1 : 2) / 16;
 constexpr int kPayloadLines = ceil_div(kPayloadVectors, kLineVectors);
 constexpr int kChunkLines = 8;
@@ -48,6 +49,13 @@ constexpr int kMessageBytes = MESSAGE_BYTES;  // fp8 and bf16 kernels may share 
 static_assert(kMessageBytes % kLineBytes == 0 && kMessageBytes >= (kHeaderLines + kPayloadLines) * kLineBytes,
               "a message overlaps the next");
 
+// What entry `lane` has in a header, of which a warp has the first or the second halves of all pairs' words.
+EPRT_DEVICE uint32_t of_entry(uint32_t even, uint32_t odd, int lane) {
+  const int holder = lane / kHeaderEntries * kLineLanes + lane % kHeaderEntries / 2;
+  const uint32_t a = __shfl_sync(kAllLanes, even, holder), b = __shfl_sync(kAllLanes, odd, holder);
+  return lane % 2 ? b : a;
+}
+
 // ---- combine's rows -------------------------------------------------------------------------------------------------
 
 constexpr int kRowVectors = kHidden / 8;                        // bf16
@@ -56,10 +64,19 @@ constexpr int kRowBytes = kRowFours * kWarpLineBytes;
 constexpr int kPartFours = 2;  // of a part, a warp's unit of work
 constexpr int kRowParts = ceil_div(kRowFours, kPartFours);
 constexpr int kRows = COMBINE_ROWS;  // one per expert, or one per rank. Kernels of both kinds may share a heap
-static_assert(kRows >= (kTopk < kRanks ? kTopk : kRanks), "a rank's row lies beyond a token's rows");
 // The row that a rank fills: its number or, if there are more ranks than rows, the first k that names it. So a rank's
 // row does not change when other ranks' entries are masked between dispatch and combine.
+#ifdef NODE_RANKS
+constexpr int kNodeRanks = NODE_RANKS;
+constexpr int kNodes = kRanks / kNodeRanks;
+constexpr bool kLayered = LAYERED;
+constexpr int kRowRanks = kLayered ? kNodeRanks : kRanks;  // whose rows are summed in one place; numbered in the node
+constexpr bool kRowIsRank = kRowRanks <= kTopk;
+static_assert(kRows >= (kTopk < kRowRanks ? kTopk : kRowRanks), "a rank's row lies beyond a token's rows");
+#else
 constexpr bool kRowIsRank = kRanks <= kTopk;
+static_assert(kRows >= (kTopk < kRanks ? kTopk : kRanks), "a rank's row lies beyond a token's rows");
+#endif
 
 // ---- parameters -----------------------------------------------------------------------------------------------------
 
@@ -79,15 +96,23 @@ struct HeapLayout {
 // written by the rank that puts.
 struct WireLayout {
   uint64_t counts;        // outbox: u64 [2B][R][L + W], by holder
-  uint64_t messages;      // outbox: [2B][R][M] messages, by holder
+  uint64_t messages;      // outbox: [2B][R][M] messages, by holder; LAYERED: [2B][nodes][M], by its node
   uint64_t rows;          // outbox: [2B][R][M][OUTBOX_ROWS] rows, by owner
   uint64_t counts_word;   // u64 [2B][R]: the epoch of the source's counts that are there
   uint64_t message_word;  // u64 [2B][R][M]: of a source's message
-  uint64_t row_word;      // u64 [2B][M][kRows]: of a row
+  uint64_t row_word;      // u64 [2B][M][kRows]: of a row; LAYERED: [2B][M][nodes], of a node's sum
   uint64_t begun_word;    // u64 [2B][R]: the epoch of the combine that the rank has begun to send
   uint64_t counts_done;   // u64 [R]: epoch << 32 | warps that have written their part of what goes to the rank
   uint64_t message_done;  // u64 [M]: the same of a token
   uint64_t rows_done;     // u64 [R][M]: the same of an owner's token
+  // LAYERED (low_latency_layered.cuh), else empty.
+  uint64_t inbox;     // [2B][R][M] messages for this rank's node, by source: what the rank is to hand on
+  uint64_t shares;    // [2B][R][M][kRows]: rows of this node's ranks for an owner elsewhere, which the rank is to sum
+  uint64_t sums;      // [2B][M][nodes]: the sums of other nodes for this rank's tokens
+  uint64_t handing;   // u32 [R]: the last dispatch in which the rank has begun to hand on
+  uint64_t given_up;  // u32 [R]: the last dispatch in which this source's messages were awaited in vain
+  uint64_t agreed;    // u64 [2B]: epoch << 32 | ranks that are masked in that dispatch, see agree_on_mask
+  uint64_t crossed;   // u64 [2]: messages, and rows of combines, that this rank has put; not LAYERED alone
 };
 #endif
 
@@ -126,17 +151,22 @@ enum Phases : int32_t { kSend = 1, kRecv = 2 };
 // Where something for a rank is written, and read by it: in its heap. For a rank of another node: in the outbox.
 
 #ifdef NODE_RANKS
-constexpr int kNodeRanks = NODE_RANKS;
-
 EPRT_DEVICE bool is_beyond(const Context& c, int rank) { return rank / kNodeRanks != c.rank / kNodeRanks; }
 EPRT_DEVICE int64_t set_index(uint32_t epoch, int rank) { return int64_t(epoch % kSets) * kRanks + rank; }
+EPRT_DEVICE int64_t outbox_index(uint32_t epoch, int holder) {  // of messages
+  return kLayered ? int64_t(epoch % kSets) * kNodes + holder / kNodeRanks : set_index(epoch, holder);
+}
 EPRT_DEVICE uint8_t* outbox_row(const Context& c, int64_t owner, int token, int row) {
   const int64_t first = (owner * c.max_tokens + token) * OUTBOX_ROWS;
   return c.peer[c.rank] + c.wire.rows + (first + (OUTBOX_ROWS == 1 ? 0 : row)) * kRowBytes;
 }
+// LAYERED: words that follow in counts: W with a bit per token that comes to the holder's node; who hands them on.
+EPRT_DEVICE int node_words(const Context& c) { return kLayered ? ceil_div(c.max_tokens, 32) + 1 : 0; }
 #endif
 
-EPRT_DEVICE int count_words(const Context& c) { return c.num_slots + ceil_div(c.max_tokens, 32); }
+EPRT_DEVICE int count_words(const Context& c) {
+  return c.num_slots + ceil_div(c.max_tokens, 32) EPRT_WIRED(+node_words(c));
+}
 
 EPRT_DEVICE uint64_t* count_at(const Context& c, int holder, uint32_t epoch, int source) {
   const int set = epoch % kSets;
@@ -148,7 +178,7 @@ EPRT_DEVICE uint64_t* count_at(const Context& c, int holder, uint32_t epoch, int
 EPRT_DEVICE uint8_t* message_at(const Context& c, int holder, uint32_t epoch, int source, int token) {
   const int set = epoch % kSets;
   EPRT_WIRED(if (is_beyond(c, holder)) return c.peer[c.rank] + c.wire.messages +
-                 (set_index(epoch, holder) * c.max_tokens + token) * kMessageBytes;)
+                 (outbox_index(epoch, holder) * c.max_tokens + token) * kMessageBytes;)
   return c.peer[holder] + c.heap.message + (int64_t(set * kRanks + source) * c.max_tokens + token) * kMessageBytes;
 }
 

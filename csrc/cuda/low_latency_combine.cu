@@ -4,80 +4,9 @@
 // others still send. LATE_WEIGHTS: dispatch was not told the weights; owners send them first, and the experts' ranks
 // wait for them.
 #include "low_latency_combine_weights.cuh"
+#include "low_latency_node_sum.cuh"
 
 namespace eprt::low_latency {
-
-using Part = Vec16[kPartFours];
-
-struct Sum {
-  float v[kPartFours][8];
-};
-
-// Rounds after the product and after the sum, so the result has the same bits as on CPUs.
-EPRT_DEVICE void add_weighted(Sum& sum, const Vec16* part, float weight) {
-#pragma unroll
-  for (int i = 0; i < kPartFours; ++i)
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      sum.v[i][2 * j] = __fadd_rn(sum.v[i][2 * j], __fmul_rn(weight, bf16_lo(part[i].w[j])));
-      sum.v[i][2 * j + 1] = __fadd_rn(sum.v[i][2 * j + 1], __fmul_rn(weight, bf16_hi(part[i].w[j])));
-    }
-}
-
-EPRT_DEVICE void round_sum(Part& part, const Sum& sum) {
-#pragma unroll
-  for (int i = 0; i < kPartFours; ++i)
-#pragma unroll
-    for (int j = 0; j < 4; ++j) part[i].w[j] = pack_bf16(sum.v[i][2 * j], sum.v[i][2 * j + 1]);
-}
-
-// The lane's i-th vector of a part of a row, or -1.
-EPRT_DEVICE int vector_of_part(int part, int i, int lane) {
-  const int vector = (part * kPartFours + i) * kFourVectors + vector_of_four(lane);
-  return part * kPartFours + i < kRowFours && lane != kWarp - 1 && vector < kRowVectors ? vector : -1;
-}
-
-// Loads a part of a plain row; nothing if it is null. kWrittenMeanwhile: it may have been written since this kernel
-// started.
-template <bool kWrittenMeanwhile>
-EPRT_DEVICE void load_part(Vec16* to, const uint8_t* row, int part, int lane) {
-#pragma unroll
-  for (int i = 0; i < kPartFours; ++i) {
-    const int vector = vector_of_part(part, i, lane);
-    load_if<kWrittenMeanwhile>(to[i], row && vector >= 0 ? row + vector * 16 : nullptr);
-  }
-}
-
-// row: in lines.
-EPRT_DEVICE void send_lines(uint8_t* row, const Part& from, int part, uint32_t epoch, int lane) {
-#pragma unroll
-  for (int i = 0; i < kPartFours; ++i) {
-    const int four = part * kPartFours + i;
-    store_line(four < kRowFours ? row + four * kWarpLineBytes + lane * 16 : nullptr, pack_line(from[i], epoch, lane));
-  }
-}
-
-// The sum of weight(b) * row(b) over the set bits b of `wanted`, in order. The next row is loaded while one is added;
-// `meanwhile` runs while the first one is loaded. A loop, not unrolled: instructions come from memory, too.
-template <bool kWrittenMeanwhile, class Row, class Weight, class Meanwhile>
-EPRT_DEVICE Sum sum_rows(uint32_t wanted, int part, int lane, Row row, Weight weight, Meanwhile meanwhile) {
-  Sum sum = {};
-  if (wanted == 0) return sum;
-  Part next = {};
-  load_part<kWrittenMeanwhile>(next, row(__ffs(wanted) - 1), part, lane);
-  meanwhile();
-#pragma unroll 1
-  while (wanted) {
-    Part now;
-#pragma unroll
-    for (int i = 0; i < kPartFours; ++i) now[i] = next[i];
-    const int b = __ffs(wanted) - 1;
-    wanted &= wanted - 1;
-    if (wanted) load_part<kWrittenMeanwhile>(next, row(__ffs(wanted) - 1), part, lane);
-    add_weighted(sum, now, weight(b));
-  }
-  return sum;
-}
 
 // ---- send -----------------------------------------------------------------------------------------------------------
 
@@ -98,13 +27,6 @@ EPRT_DEVICE Item load_item(const CombineParams& p, int owner, int position, int 
   return item;
 }
 
-// What all warps know from the start.
-struct Call {
-  uint64_t begin_ns;
-  uint32_t epoch;
-  uint32_t masked;  // a bit per rank
-};
-
 // False if the item's weights have not arrived.
 EPRT_DEVICE bool wait_weights(const CombineParams& p, const Call& call, Item& item, int lane) {
   if (!kLateWeights) return true;
@@ -113,15 +35,27 @@ EPRT_DEVICE bool wait_weights(const CombineParams& p, const Call& call, Item& it
   return wait_weights(call.begin_ns, call.epoch, words + lane, item.late, item.row >= 0);
 }
 
+#ifdef NODE_RANKS
+// LAYERED: whether the owner's node has its sum of this node's rows from a rank here, and from which.
+EPRT_DEVICE bool is_handed(const Context& c, const Item& item) { return kLayered && is_beyond(c, item.owner); }
+EPRT_DEVICE int hander_of(const Item& item) { return item.combine_row >> kHanderShift; }
+#endif
+
+// Where an item's row of this number goes.
+EPRT_DEVICE uint8_t* place_of_row(const Context& c, uint32_t epoch, const Item& item, int number) {
+  EPRT_WIRED(if (is_handed(c, item)) return share_at(c, hander_of(item), epoch, item.owner, item.token, number);)
+  return row_at(c, item.owner, epoch, item.token, number);
+}
+
 EPRT_DEVICE const uint8_t* output_row(const CombineParams& p, int row) { return p.y + int64_t(row) * kRowVectors * 16; }
 
 // Sends one part of an expert's row unchanged. kGrowing: the experts still compute other rows.
 template <bool kGrowing>
-EPRT_DEVICE void send_expert_row(const CombineParams& p, uint32_t epoch, int owner, int token, int k, int row, int part,
+EPRT_DEVICE void send_expert_row(const CombineParams& p, uint32_t epoch, const Item& item, int k, int row, int part,
                                  int lane) {
   Part values = {};
   load_part<kGrowing>(values, output_row(p, row), part, lane);
-  send_lines(row_at(p.context, owner, epoch, token, k), values, part, epoch, lane);
+  send_lines(place_of_row(p.context, epoch, item, k), values, part, epoch, lane);
 }
 
 // Sends one part of a token's sum over this rank's experts; false if its weights have not arrived.
@@ -136,17 +70,19 @@ EPRT_DEVICE bool send_sum(const CombineParams& p, const Call& call, Item& item, 
   if (!known) return false;
   Part rounded;
   round_sum(rounded, sum);
-  send_lines(row_at(p.context, item.owner, call.epoch, item.token, item.combine_row), rounded, part, call.epoch, lane);
+  const int number = item.combine_row EPRT_WIRED(% (1 << kHanderShift));
+  send_lines(place_of_row(p.context, call.epoch, item, number), rounded, part, call.epoch, lane);
   return true;
 }
 
 // False if nothing was sent: the item's weights have not arrived.
 template <bool kGrowing>
 EPRT_DEVICE bool send_part(const CombineParams& p, const Call& call, Item& item, int part, int lane) {
+  EPRT_WIRED(if (is_handed(p.context, item) && (call.masked >> hander_of(item)) & 1) return true;)
   if (!kExact) return send_sum<kGrowing>(p, call, item, part, lane);
   for (uint32_t left = __ballot_sync(kAllLanes, item.row >= 0); left; left &= left - 1) {
     const int k = __ffs(left) - 1, row = __shfl_sync(kAllLanes, item.row, k);
-    send_expert_row<kGrowing>(p, call.epoch, item.owner, item.token, k, row, part, lane);
+    send_expert_row<kGrowing>(p, call.epoch, item, k, row, part, lane);
   }
   return true;
 }
@@ -154,14 +90,15 @@ EPRT_DEVICE bool send_part(const CombineParams& p, const Call& call, Item& item,
 #ifdef NODE_RANKS
 // All parts of an item's rows are written.
 EPRT_DEVICE void ship_item(const Context& c, const Item& item, uint32_t epoch) {
-  if (!is_beyond(c, item.owner)) return;
+  if (kLayered || !is_beyond(c, item.owner)) return;
   if (!kExact) return ship_row(c, item.owner, epoch, item.token, item.combine_row);
   for (uint32_t left = __ballot_sync(kAllLanes, item.row >= 0); left; left &= left - 1)
     ship_row(c, item.owner, epoch, item.token, __ffs(left) - 1);
 }
 
 EPRT_DEVICE void ship_if_complete(const Context& c, const Item& item, uint32_t epoch, int lane) {
-  if (is_beyond(c, item.owner) && completes_rows(c, item.owner, epoch, item.token, lane)) ship_item(c, item, epoch);
+  if (!kLayered && is_beyond(c, item.owner) && completes_rows(c, item.owner, epoch, item.token, lane))
+    ship_item(c, item, epoch);
 }
 #endif
 
@@ -305,81 +242,12 @@ EPRT_DEVICE void send_tiles(const CombineParams& p, const Call& call, int lane) 
 
 // ---- receive --------------------------------------------------------------------------------------------------------
 
-// Lane r: the combine row of the token that rank r fills. holder: lane k: the rank of entry k, or -1.
-EPRT_DEVICE int row_of_rank(int holder, int lane) {
-  if (kRowIsRank) return lane;
-  int row = 0;
-#pragma unroll
-  for (int k = kTopk - 1; k >= 0; --k)
-    if (__shfl_sync(kAllLanes, holder, k) == lane) row = k;
-  return row;
-}
-
-// Rows of a token that a warp awaits and sums together.
-constexpr int kAwaitedRows = kRows < 2 ? kRows : 2;
-
-struct AwaitedRows {
-  Vec16 v[kAwaitedRows * kPartFours] = {};
-  int peer[kAwaitedRows] = {};            // that sends the row
-  const uint8_t* row[kAwaitedRows] = {};  // in lines
-  float weight[kAwaitedRows] = {};
-  uint32_t rows = 0;  // a bit for each that there is
-
-#ifdef NODE_RANKS
-  int number[kAwaitedRows] = {};  // of the row among the token's
-
-  EPRT_DEVICE void await_words(const Context& c, WaitBook* book, uint32_t epoch, int token, int lane) {
-    for (int i = 0; i < kAwaitedRows; ++i)
-      if ((rows >> i) & 1 && !await_row(c, book, epoch, peer[i], token, number[i], lane)) rows &= ~(1u << i);
-  }
-#endif
-
-  static constexpr uint32_t kRowBits = (1u << kPartFours) - 1;
-
-  // Waits until all rows are here, but those of masked and late ranks, which are then none of `rows`.
-  EPRT_DEVICE void wait(const Context& c, WaitBook* book, int part, uint32_t epoch, int lane) {
-    const int fours = min(kPartFours, kRowFours - part * kPartFours);
-    const auto line = [&](int i) {
-      return row[i / kPartFours] + (part * kPartFours + i % kPartFours) * kWarpLineBytes + lane * 16;
-    };
-    uint32_t missing = 0;
-#pragma unroll
-    for (int i = 0; i < kAwaitedRows; ++i)
-      if ((rows >> i) & 1) missing |= ((1u << fours) - 1) << (i * kPartFours);
-    uint32_t awaited = look_for_lines(v, missing, line, epoch, lane);
-    const uint64_t start = awaited ? global_timer_ns() : 0;
-    for (int look = 1; awaited; ++look) {
-      const uint64_t now = global_timer_ns();  // before the look, see WaitEnd
-      const uint32_t before = awaited;
-      awaited = look_for_lines(v, missing, line, epoch, lane);
-#pragma unroll
-      for (int i = 0; i < kAwaitedRows; ++i) {
-        const uint32_t bits = kRowBits << (i * kPartFours);
-        if (!(before & bits)) continue;
-        const bool arrived = !(awaited & bits);
-        if (!arrived && look % 64) continue;
-        const uint32_t there = arrived ? epoch : seen(i, missing);
-        const PeerState state = judge_peer(c.deadline, book, peer[i], arrived, start, now, kCombineRows, there, epoch);
-        if (state == kMasked || state == kLate) rows &= ~(1u << i), missing &= ~bits, awaited &= ~bits;
-      }
-    }
-  }
-  // The epoch in a line that row i lacks.
-  EPRT_DEVICE uint32_t seen(int i, uint32_t missing) const {
-    uint32_t epoch = 0;
-#pragma unroll
-    for (int j = 0; j < kPartFours; ++j)
-      if ((missing >> (i * kPartFours + j)) & 1) epoch = v[i * kPartFours + j].w[3];
-    const uint32_t lanes = __ballot_sync(kAllLanes, (missing >> (i * kPartFours)) & kRowBits && ends_line(threadIdx.x));
-    return __shfl_sync(kAllLanes, epoch, __ffs(lanes) - 1);
-  }
-};
-
 // One warp sums one part of one token, in order of rank (EXACT: of k). A masked rank's row adds nothing. slot: lane k:
 // entry k.
 EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, const Call& call, int token, int slot, int part,
                            int lane) {
   const Context& c = p.context;
+  EPRT_WIRED(if (kLayered) return sum_nodes(p, book, call, token, slot, part, lane);)
   const int holder = slot >= 0 ? rank_of(slot, c.num_slots) : -1;
   const uint32_t ranks = __reduce_or_sync(kAllLanes, holder >= 0 ? 1u << holder : 0u) & ~call.masked;
   // EXACT: bit k stands for row k. Else bit r stands for rank r's row.
@@ -405,15 +273,7 @@ EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, const Call& c
     for (int i = 0; i < kAwaitedRows; ++i)
       if ((held.rows >> i) & 1) add_weighted(sum, held.v + i * kPartFours, held.weight[i]);
   }
-  Part rounded;
-  round_sum(rounded, sum);
-  uint8_t* to = p.out + int64_t(token) * kRowVectors * 16;
-#pragma unroll
-  for (int i = 0; i < kPartFours; ++i) {
-    const Vec16 v = unpack_line(rounded[i], lane);
-    const int vector = vector_of_part(part, i, lane);
-    if (vector >= 0) store(to + vector * 16, v);
-  }
+  store_sum(p.out + int64_t(token) * kRowVectors * 16, sum, part, lane);
 }
 
 // Waits until every rank that is not masked has begun this combine. One warp does so before the launch ends: the last
@@ -438,6 +298,7 @@ EPRT_DEVICE OwnSlot load_slot(const CombineParams& p, int unit, int lane) {
 EPRT_DEVICE void receive(const CombineParams& p, WaitBook* book, const Call& call, OwnSlot next, int lane) {
   const Context& c = p.context;
   if (lane == 0) begin_waiting(book);
+  EPRT_WIRED(if (kLayered) sum_for_others(c, book, call, lane);)
   const int num_units = p.num_tokens * kRowParts, stride = gridDim.x * kWarps;
   for (int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x; unit < num_units; unit += stride) {
     const int slot = lane < kTopk ? next.value(p) : -1;
@@ -473,7 +334,7 @@ __global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ C
   if (threadIdx.x == 0) epoch_shared = sends ? next_epoch(c, p.handle, 1) : p.handle.epoch[1];
   const uint32_t masked = masked_ranks(c.deadline, lane);
   __syncthreads();
-  const Call call{begin_ns, epoch_shared, masked};
+  const Call call{begin_ns, epoch_shared, masked EPRT_WIRED(, p.handle.epoch[0])};
   if (kLateWeights) send_weights(p, weights, call.epoch, masked, pair, warp_unit, lane);
   if (sends) {
     tell_begun(c, call);

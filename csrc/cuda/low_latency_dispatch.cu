@@ -16,6 +16,10 @@ EPRT_DEVICE void place(const DispatchParams& p, const Routing& routing, WaitBook
     const uint32_t masked = masked_ranks(c.deadline, lane);
     if (lane == 0) begun->masked = masked;
   }
+  EPRT_WIRED(if (kLayered && p.phases & kSend) {
+    sync_placers();
+    if (thread == 0) begun->masked = agree_on_mask(c, begun->epoch, begun->masked);
+  })
   sync_begun();
   if (p.phases & kSend) {
     send_counts(p, routing, *begun, thread);

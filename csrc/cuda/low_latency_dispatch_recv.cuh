@@ -1,37 +1,11 @@
 // Low-latency dispatch, receiving side: copies arrived tokens to rows grouped by local slot, ordered by (source rank,
 // token, k).
 #pragma once
-#include "low_latency_dispatch.cuh"
+#include "low_latency_hand_on.cuh"
 
 namespace eprt::low_latency {
 
 // ---- receive --------------------------------------------------------------------------------------------------------
-
-struct Placement {      // in shared memory
-  int num_slots;        // L
-  int words;            // W: 32-bit words with a bit per token of a source
-  int32_t* counted;     // [R][L + W]: a slot's rows from earlier sources; then which tokens come from the source
-  int32_t* slot_begin;  // [L + 1]: first row of a slot
-  int32_t* slot_rows;   // [L]
-
-  EPRT_DEVICE Placement(const Context& c, uint8_t* smem)
-      : num_slots(c.num_slots),
-        words(ceil_div(c.max_tokens, 32)),
-        counted(reinterpret_cast<int32_t*>(smem)),
-        slot_begin(counted + kRanks * (num_slots + words)),
-        slot_rows(slot_begin + num_slots + 1) {}
-  EPRT_DEVICE int32_t* begin(int source) const { return counted + source * (num_slots + words); }
-  EPRT_DEVICE uint32_t* tokens(int source) const { return reinterpret_cast<uint32_t*>(begin(source) + num_slots); }
-  EPRT_DEVICE bool comes(int source, int token) const { return (tokens(source)[token / 32] >> (token % 32)) & 1; }
-  // How many tokens before `end` come from the source.
-  EPRT_DEVICE int count_tokens(int source, int end) const {
-    const uint32_t* bits = tokens(source);
-    int n = end % 32 ? __popc(bits[end / 32] & ((1u << (end % 32)) - 1)) : 0;
-#pragma unroll 1
-    for (int i = 0; i < end / 32; ++i) n += __popc(bits[i]);
-    return n;
-  }
-};
 
 constexpr int kCountLoads = 4;   // words that a thread loads at once
 constexpr int kCountSpins = 32;  // polls before a thread waits with a deadline
@@ -143,64 +117,6 @@ EPRT_DEVICE void publish_counts(const DispatchParams& p, const Placement& place,
   if (kStats && thread == 0) add_to_total(c.stats.calls, int64_t(1));
 }
 
-// A part of a message, as a warp has it in its registers: some lines of values, and the whole header.
-constexpr int kPartChunks = 1;
-constexpr int kPartQuads = kPartChunks * kChunkLines / kWarpLines;
-constexpr int kPartScales = kPartChunks * kChunkScales;
-constexpr int kParts = ceil_div(kPayloadLines, kPartChunks* kChunkLines);
-static_assert(kPartScales <= kWarp, "a lane has at most one scale");
-
-struct MessagePart {
-  Vec16 v[kPartQuads + 1] = {};               // values; last, the header
-  uint32_t missing = (2u << kPartQuads) - 1;  // a bit for each of v
-
-  // Whether all of it is there; the same in all lanes.
-  EPRT_DEVICE bool look(const uint8_t* message, int part, uint32_t epoch, int lane) {
-    const auto line = [&](int i) {  // past the end of the message, the last line again
-      const int value = min((part * kPartQuads + i) * kWarpLines + lane / kLineLanes, kPayloadLines - 1);
-      const int at = i == kPartQuads ? min(lane / kLineLanes, kHeaderLines - 1) : kHeaderLines + value;
-      return message + at * kLineBytes + lane % kLineLanes * 16;
-    };
-    return !look_for_lines(v, missing, line, epoch, lane);
-  }
-  // The epoch in a line that is missing.
-  EPRT_DEVICE uint32_t seen(int lane) const {
-    uint32_t epoch = 0;
-#pragma unroll
-    for (int i = 0; i <= kPartQuads; ++i)
-      if ((missing >> i) & 1) epoch = v[i].w[3];
-    const uint32_t lanes = __ballot_sync(kAllLanes, missing && ends_line(lane));
-    return __shfl_sync(kAllLanes, epoch, __ffs(lanes) - 1);
-  }
-  EPRT_DEVICE const Vec16& header() const { return v[kPartQuads]; }
-  // Of entry `lane` < K.
-  EPRT_DEVICE int slot(int lane) const { return int(of_entry(header().w[0], header().w[2], lane)); }
-  EPRT_DEVICE float weight(int lane) const { return __uint_as_float(of_entry(header().w[1], header().w[3], lane)); }
-  EPRT_DEVICE int combine_row() const { return int(__shfl_sync(kAllLanes, header().w[0], kLineVectors)); }
-
-  EPRT_DEVICE static uint32_t of_entry(uint32_t even, uint32_t odd, int lane) {
-    const int holder = lane / kHeaderEntries * kLineLanes + lane % kHeaderEntries / 2;
-    const uint32_t a = __shfl_sync(kAllLanes, even, holder), b = __shfl_sync(kAllLanes, odd, holder);
-    return lane % 2 ? b : a;
-  }
-};
-
-// Waits until a part of a message is there; false if its source is masked or late. The same result in all lanes: all of
-// them are needed for what follows.
-EPRT_DEVICE bool wait_part(const Context& c, WaitBook* book, const uint8_t* message, int part, uint32_t epoch,
-                           int source, int lane, MessagePart& to) {
-  if (to.look(message, part, epoch, lane)) return true;
-  const uint64_t start = global_timer_ns();
-  for (int look = 1;; ++look) {
-    const uint64_t now = global_timer_ns();  // before the look, see WaitEnd
-    const bool there = to.look(message, part, epoch, lane);
-    if (!there && look % 64) continue;
-    const uint32_t seen = there ? epoch : to.seen(lane);
-    const PeerState state = judge_peer(c.deadline, book, source, there, start, now, kDispatchTokens, seen, epoch);
-    if (state != kAwaited) return there;
-  }
-}
-
 // What combine needs of a token. Only the warp of the token's first part stores it.
 EPRT_DEVICE void store_extras(const DispatchParams& p, const MessagePart& part, int token, int item, int row,
                               uint32_t wanted, int lane) {
@@ -215,6 +131,17 @@ EPRT_DEVICE void store_extras(const DispatchParams& p, const MessagePart& part, 
   if (lane < 2) p.handle.item_token[item * 2 + lane] = lane ? combine_row : token;
   if (lane == 0) p.handle.item_left[item] = __popc(wanted);
 }
+
+#ifdef NODE_RANKS
+// Of a token that was not handed on: combine must not take what is left of another one.
+EPRT_DEVICE void store_nothing(const DispatchParams& p, const Placement& place, int source, int token, int number,
+                               int lane) {
+  if (number != 0) return;
+  const int item = source * p.context.max_tokens + place.count_tokens(source, token);
+  if (lane < kTopk) p.handle.item_row[item * kTopk + lane] = -1;
+  if (lane < 2) p.handle.item_token[item * 2 + lane] = lane ? place.hander(source) << kHanderShift : token;
+}
+#endif
 
 // A part's scales, one per lane.
 struct PartScale {
@@ -256,7 +183,11 @@ EPRT_DEVICE void expand(const DispatchParams& p, WaitBook* book, const Placement
                         int token, int number, int lane) {
   const Context& c = p.context;
   MessagePart part;
-  EPRT_WIRED(if (!await_message(c, book, epoch, source, token, lane)) return;)
+  EPRT_WIRED(if (!kLayered && !await_message(c, book, epoch, source, token, lane)) return;
+             if (kLayered && is_beyond(c, source)) {
+               if (!wait_handed(c, book, place, epoch, source, token, number, lane, part))
+                 return store_nothing(p, place, source, token, number, lane);
+             } else)
   if (!wait_part(c, book, message_at(c, c.rank, epoch, source, token), number, epoch, source, lane, part)) return;
   const int slot_and_index = part.slot(lane), entry = lane < kTopk ? slot_and_index : -1;
   const int row = row_of(p, place, source, entry), slot = entry >> 16;
@@ -292,6 +223,7 @@ EPRT_DEVICE void receive(const DispatchParams& p, WaitBook* book, const Placemen
   if (threadIdx.x == 0) begin_waiting(book);
   barrier_sync(kPlaced, kAllThreads);
   stamp(c, 7);
+  EPRT_WIRED(if (kLayered) hand_on(p, book, place, epoch, lane);)
   int end = 0;  // after the last token of any source
   if (lane < kRanks) {
     int i = place.words;

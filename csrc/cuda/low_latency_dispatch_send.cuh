@@ -4,6 +4,7 @@
 #pragma once
 #include "cast.cuh"
 #include "low_latency_dispatch.cuh"
+#include "low_latency_layered.cuh"
 
 namespace eprt::low_latency {
 
@@ -82,7 +83,7 @@ EPRT_DEVICE int count_entries(const Routing& routing, int entry, int end, int la
 
 // Which of the token's combine rows `rank` fills: row `rank`, or that of the first k whose slot lies on `rank`.
 EPRT_DEVICE int combine_row(const Routing& routing, int token, int rank) {
-  if (kRowIsRank) return rank;
+  if (kRowIsRank) return rank EPRT_WIRED(% kRowRanks);
   int row = 0;
   for (int k = kTopk - 1; k >= 0; --k)
     if (routing.entry[token * kTopk + k] >= 0 && routing.entry[token * kTopk + k] >> 10 == rank) row = k;
@@ -164,7 +165,7 @@ EPRT_DEVICE void send_values(const DispatchParams& p, const Routing& routing, co
     Chunk next;
     load_chunk(p, unit + stride, lane, next);  // in flight while this one is sent
     uint32_t left = ranks_of(routing, token, begun.masked, lane);
-    EPRT_WIRED(const uint32_t ranks = left;)
+    EPRT_WIRED(left = copies_to(c, left); const uint32_t ranks = left;)
     while (left) {
       const int r = next_rank(left, c.rank);
       left &= ~(1u << r);
@@ -175,7 +176,7 @@ EPRT_DEVICE void send_values(const DispatchParams& p, const Routing& routing, co
         store_line(first + lane / kLineLanes < kPayloadLines ? to + first * kLineBytes + lane * 16 : nullptr, line[q]);
       }
     }
-    EPRT_WIRED(ship_message(c, ranks, begun.epoch, token, kChunks + kGroupWarps, lane);)
+    EPRT_WIRED(ship_copies(c, ranks, begun.masked, begun.epoch, token, kChunks + kGroupWarps, lane);)
     if (unit + stride < num_units) to_lines(p, next, unit + stride, begun.epoch, magnitudes, lane, line);
   }
 }
@@ -196,12 +197,22 @@ struct PairWeights {
   }
 };
 
+#ifdef NODE_RANKS
+// An entry of a message for the whole node of rank r: in its upper bits, which rank of the node has the slot.
+EPRT_DEVICE uint32_t node_entry(int entry, int r, uint32_t masked, const int* index, int k) {
+  const int rank = entry >> 10;
+  if (entry < 0 || !((ranks_of_node(r) & ~masked) >> rank & 1)) return uint32_t(-1);
+  return uint32_t(rank % kNodeRanks) << kEntryRankShift | uint32_t(entry & 1023) << 16 | uint32_t(index[k]);
+}
+#endif
+
 // Sends a token's header to its ranks. index: of each entry, earlier entries of the same slot. Called by all warps of a
 // group, which take the ranks in turn.
 EPRT_DEVICE void send_header(const DispatchParams& p, const Routing& routing, const Begun& begun, int token,
                              const int* index, const PairWeights& weights, int group_warp, int lane) {
   const Context& c = p.context;
-  const uint32_t ranks = ranks_of(routing, token, begun.masked, lane);
+  uint32_t ranks = ranks_of(routing, token, begun.masked, lane);
+  EPRT_WIRED(ranks = copies_to(c, ranks);)
   int n = 0;
   for (uint32_t left = ranks; left; left &= left - 1, ++n) {
     if (n % kGroupWarps != group_warp) continue;
@@ -212,13 +223,14 @@ EPRT_DEVICE void send_header(const DispatchParams& p, const Routing& routing, co
       const int k = header_entry(lane) + i;
       const int entry = !ends_line(lane) && k < kTopk ? routing.entry[token * kTopk + k] : -1;
       line.w[2 * i] = uint32_t(entry >= 0 && entry >> 10 == r ? (entry & 1023) << 16 | index[k] : -1);
+      EPRT_WIRED(if (kLayered && is_beyond(c, r)) line.w[2 * i] = node_entry(entry, r, begun.masked, index, k);)
       line.w[2 * i + 1] = __float_as_uint(weights.weight[i]);
     }
     if (ends_line(lane)) line = {{uint32_t(combine_row(routing, token, r)), 0, 0, begun.epoch}};
     uint8_t* to = message_at(c, r, begun.epoch, c.rank, token);
     store_line(lane / kLineLanes < kHeaderLines ? to + lane * 16 : nullptr, line);
   }
-  EPRT_WIRED(ship_message(c, ranks, begun.epoch, token, kChunks + kGroupWarps, lane);)
+  EPRT_WIRED(ship_copies(c, ranks, begun.masked, begun.epoch, token, kChunks + kGroupWarps, lane);)
 }
 
 // index: in shared memory, [2][K] of the group, used in turn.
@@ -251,6 +263,18 @@ EPRT_DEVICE uint32_t tokens_to(const Routing& routing, int rank, int word, int l
   return __ballot_sync(kAllLanes, goes);
 }
 
+#ifdef NODE_RANKS
+// LAYERED: the words that follow in the counts for rank r: which tokens go to its node, then who hands them on there.
+EPRT_DEVICE uint32_t node_word(const Context& c, const Routing& routing, const Begun& begun, int r, int word,
+                               int lane) {
+  if (word == node_words(c) - 1) return named_in_node(c, r, begun.masked);
+  uint32_t tokens = 0;
+  for (uint32_t left = ranks_of_node(r) & ~begun.masked; left; left &= left - 1)
+    tokens |= tokens_to(routing, __ffs(left) - 1, word, lane);
+  return tokens;
+}
+#endif
+
 // Tells each rank how many rows this rank sends to each of its slots, and which tokens it sends, in words that hold the
 // epoch, which need no fence and no flag. Called by the placing threads, a warp per word.
 EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, const Begun& begun, int thread) {
@@ -260,6 +284,11 @@ EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, co
   for (int word = blockIdx.x + thread / kWarp * gridDim.x; word < kRanks * width; word += stride) {
     const int r = word / width, e = word % width, t = e - c.num_slots;
     if ((begun.masked >> r) & 1) continue;
+    EPRT_WIRED(const int more = t - (width - c.num_slots - node_words(c)); if (more >= 0) {
+      const uint32_t n = node_word(c, routing, begun, r, more, lane);
+      if (lane == 0) store_relaxed(count_at(c, r, begun.epoch, c.rank) + e, uint64_t(begun.epoch) << 32 | n);
+      continue;
+    })
     const uint32_t n =
         t < 0 ? count_entries(routing, r << 10 | e, p.num_tokens * kTopk, lane) : tokens_to(routing, r, t, lane);
     if (lane != 0) continue;

@@ -4,7 +4,8 @@
 // Inside the node all is as without.
 //
 // Compile-time constants, besides those of low_latency.cuh: NODE_RANKS, ranks of each node, in order; OUTBOX_ROWS, rows
-// that the outbox has for a token: top-k if EXACT, else 1. Kernels of one node are compiled without them, and nothing
+// that the outbox has for a token: top-k if EXACT and not LAYERED, else 1; LAYERED (0, 1: see low_latency_layered.cuh).
+// Kernels of one node are compiled without them, and nothing
 // of this file is in them (tests/unit/gpu/test_wire_kernels.py).
 #pragma once
 #include "low_latency.cuh"
@@ -43,6 +44,11 @@ EPRT_DEVICE uint64_t* begun_word(const Context& c, uint32_t epoch, int source) {
 // Little-endian: the lower half of a word, which holds the epoch.
 EPRT_DEVICE const uint32_t* epoch_of(const uint64_t* word) { return reinterpret_cast<const uint32_t*>(word); }
 
+// Called by a warp for what it has put. kind: 0 a message, 1 a row of a combine.
+EPRT_DEVICE void count_crossing(const Context& c, int kind, int lane) {
+  if (kStats && lane == 0) add_to_total(own_words(c, c.wire.crossed) + kind, uint64_t(1));
+}
+
 // ---- send -----------------------------------------------------------------------------------------------------------
 
 // A placing warp has written all its words for all ranks, of `warps` that do so.
@@ -62,6 +68,7 @@ EPRT_DEVICE void ship_message(const Context& c, uint32_t ranks, uint32_t epoch, 
     const int r = __ffs(left) - 1;
     eprt_wire_put(message_at(c, c.rank, epoch, c.rank, token), message_at(c, r, epoch, c.rank, token),
                   (kHeaderLines + kPayloadLines) * kLineBytes, message_word(c, epoch, c.rank, token), epoch, r);
+    count_crossing(c, 0, lane);
   }
 }
 
@@ -70,6 +77,7 @@ EPRT_DEVICE void ship_row(const Context& c, int owner, uint32_t epoch, int token
   __syncwarp();
   eprt_wire_put(row_at(c, c.rank, epoch, token, row), row_at(c, owner, epoch, token, row), kRowBytes,
                 row_word(c, epoch, token, row), epoch, owner);
+  count_crossing(c, 1, threadIdx.x % kWarp);
 }
 
 // Whether this warp is the last to have written a part of what goes to the owner of the token.

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 from eprt.compat.deep_ep import dispatch_layout
-from tests.emulated.cases import calls_low_latency, calls_normal, layouts, token_rows
+from tests.emulated.cases import calls_low_latency, calls_normal, in_layers, layouts, token_rows
 from tests.emulated.device import emulated_ranks
 from tests.emulated.kernels import WATCHED
 from tests.gpu import (
@@ -86,10 +86,11 @@ def main() -> None:
                 run(num_ranks, token_rows, shape=shape, num_sms=1 + (number + num_ranks) % 3)
         run(num_ranks, cases_static_bound.too_many_rows, exact=num_ranks % 2 == 0)
         run(num_ranks, cases_static_bound.too_many_items)
-    for num_ranks, ranks_per_node in ((2, 1), (3, 1), (4, 1), (4, 2), (6, 3), (7, 1)):
+    for num_ranks, ranks_per_node in ((2, 1), (3, 1), (4, 1), (4, 2), (6, 3), (7, 1), (8, 2)):
         for number, shape in enumerate(VERB_SHAPES):
             how = {"shape": shape, "num_sms": 1 + (number + num_ranks) % 3, "ranks_per_node": ranks_per_node}
             run(num_ranks, calls_low_latency, **how)
+            run(num_ranks, in_layers, of=calls_low_latency, **how)
     for num_ranks in (2, 3, 4):
         run(num_ranks, cases_deep_ep_low_latency.shapes, seed=num_ranks, cases_per_shape=6)
         run(num_ranks, cases_deep_ep_low_latency.in_flight)

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -33,21 +33,27 @@ def calls_low_latency(group: EPGroup, shape: Sequence, num_sms: int) -> None:
         everyone = cases_low_latency.one_round(make_tokens(rng, backend.config, group.size, skew))
         cases_low_latency.poison(backend)
         calls = WAYS[(number + number // len(SKEWS) * (1 + group.rank)) % len(WAYS)]
-        cases_low_latency.check_once(backend, everyone, calls, (0,) * group.size)
+        cases_low_latency.check_once(backend, everyone, calls)
     backend.close()
+
+
+def in_layers(group: EPGroup, of: Callable[..., None], **kwargs: Any) -> None:
+    """A case between nodes, with a copy of a token for each node."""
+    vars(group)["gpu_copies"] = "node"
+    of(group, **kwargs)
 
 
 def long_wait(group: EPGroup, shape: Sequence) -> None:
     """Statistics of many seconds that all wait for rank 0."""
     backend = cases_low_latency.make(group, cases_low_latency.make_config(group, shape, timeout_s=1e5))
     everyone = cases_low_latency.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
-    cases_low_latency.check_once(backend, everyone, "fused", (0,) * group.size)
+    cases_low_latency.check_once(backend, everyone, "fused")
     group.barrier()
     with fast_clock(1000) if group.rank == 0 else nullcontext():
         group.barrier()
         if group.rank == 0:
             time.sleep(0.3)  # 300 s of its clock, of which crowded threads may miss most
-        cases_low_latency.check_once(backend, everyone, "fused", (0,) * group.size)
+        cases_low_latency.check_once(backend, everyone, "fused")
         group.barrier()
     waited_us = backend.stats().dispatch_wait_us_N[0]
     assert group.rank == 0 or waited_us > 10e6, waited_us
@@ -122,7 +128,7 @@ def after_weeks(group: EPGroup, shape: Sequence, mode: str, num_calls: int) -> N
         cases.poison(backend)
         group.barrier()
         time.sleep(0.03 * (group.rank == 0))
-        cases.check_once(backend, everyone, calls, *[(0,) * group.size][: mode == "low_latency"])
+        cases.check_once(backend, everyone, calls)
     backend.close()
 
 

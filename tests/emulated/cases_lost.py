@@ -61,7 +61,7 @@ def back_after_weeks(group: EPGroup, shape: Sequence, mode: str, num_calls: int)
     backend.readmit()
     for calls in ("fused", "single") * 2:
         cases.poison(backend)
-        cases.check_once(backend, everyone, calls, *[(0,) * group.size][: mode == "low_latency"])
+        cases.check_once(backend, everyone, calls)
     backend.close()
 
 
@@ -176,12 +176,12 @@ def lost_before_signals(group: EPGroup, shape: Sequence) -> None:
     backend.close()
 
 
-def expect_lost(backend: NvlinkBackend, lost: int) -> None:
+def expect_lost(backend: NvlinkBackend, lost: int, phase: str = "dispatch (tokens)") -> None:
     try:
         backend.check()
         raise AssertionError("no deadline")
     except EPTimeoutError as error:
-        assert error.peer == lost and error.phase == "dispatch (tokens)", error
+        assert error.peer == lost and error.phase == phase, error
 
 
 def send_as_computed(backend: NvlinkLowLatencyBackend, handle: Any, y: torch.Tensor, count: list[int]) -> None:
@@ -201,3 +201,63 @@ def send_as_computed(backend: NvlinkLowLatencyBackend, handle: Any, y: torch.Ten
     experts.start()
     backend.combine_send(y, handle, Signal(counter, 1, 1, slot_tiles, num_sms=2))
     experts.join()
+
+
+def lost_hander(group: EPGroup, shape: Sequence) -> None:
+    """Copies by node. The last rank is lost after a step: in the next one, what it was to hand on to its node and from
+    there is missing, all others' shares are whole, and everybody names it; from then on the next rank of its node takes
+    its work over."""
+    backend = cases_low_latency.make(group, cases_low_latency.make_config(group, shape, timeout_s=1.5), num_sms=2)
+    config, rank, lost = backend.config, group.rank, group.size - 1
+    T, local = config.num_max_tokens_per_rank, config.num_slots // group.size
+    x = torch.ones(T, config.hidden_size, dtype=torch.bfloat16, device="cuda")
+    weights, generator = torch.ones(T, config.top_k, device="cuda"), torch.Generator().manual_seed(rank)
+    node_of_slot = torch.tensor(group.node_of_rank).repeat_interleave(local)
+    for turn in range(6):
+        slots = torch.stack([torch.randperm(config.num_slots, generator=generator)[: config.top_k] for _ in range(T)])
+        group.barrier()
+        if turn >= 2 and rank == lost:
+            continue
+        handle, received = backend.dispatch(x, slots, weights)
+        if turn == 2:
+            expect_lost(backend, lost, "dispatch (counts)")
+        y_TH = backend.combine(torch.ones_like(received.x_RH, dtype=torch.bfloat16), handle)
+        is_missing = (slots // local == lost) & (turn >= 2)
+        if turn == 2 and (rank - lost) % len(group.local_ranks) == 0:
+            is_missing |= node_of_slot[slots] == group.node_of_rank[lost]
+        outputs = config.top_k - is_missing.sum(1)
+        assert torch.equal(y_TH.float(), outputs[:, None].float().expand(y_TH.shape)), (turn, y_TH[:, 0], outputs)
+        assert backend.query_mask().tolist() == [int(r == lost and turn >= 2) for r in range(group.size)]
+        backend.check()
+    group.barrier()
+    backend.close()
+
+
+def late_to_hand_on(group: EPGroup, shape: Sequence, late_s: float) -> None:
+    """The last rank is late between its sends and its receives: those that wait for what it hands on and sums charge
+    it, and not the source."""
+    backend = cases_low_latency.make(group, cases_low_latency.make_config(group, shape, timeout_s=60.0), num_sms=1)
+    config, rank, late = backend.config, group.rank, group.size - 1
+    T, local = config.num_max_tokens_per_rank, config.num_slots // group.size
+    x = torch.ones(T, config.hidden_size, dtype=torch.bfloat16, device="cuda")
+    slots = (torch.arange(T)[:, None] + torch.arange(config.top_k)) % group.size * local
+    for late_in in (None, "dispatch", "combine"):
+        group.barrier()
+        backend.stats(reset=True)
+        handle = backend.dispatch_send(x, slots, torch.ones(T, config.top_k))
+        time.sleep(late_s * (rank == late and late_in == "dispatch"))
+        y = torch.ones_like(backend.dispatch_recv(handle).x_RH, dtype=torch.bfloat16)
+        group.barrier()
+        backend.combine_send(y, handle)
+        time.sleep(late_s * (rank == late and late_in == "combine"))
+        backend.combine_recv(handle)
+        group.barrier()
+        stats = backend.stats()
+        if late_in is None or rank == late:
+            continue
+        waited = dict(dispatch=stats.dispatch_wait_us_N, combine=stats.combine_wait_us_N)[late_in] / 1e6
+        waits = late_in == "dispatch" and group.node == group.node_of_rank[late]
+        waits |= late_in == "combine" and rank % len(group.local_ranks) == late % len(group.local_ranks)
+        assert (late_s / 2 < waited[late] < late_s * 2) == waits, (rank, late_in, waited)
+        assert max(w for r, w in enumerate(waited) if r != late) < late_s / 4, (rank, late_in, waited)
+    backend.close()

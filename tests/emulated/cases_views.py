@@ -37,7 +37,6 @@ class ViewCase:
 
     def __init__(self, group: EPGroup, shape: Sequence, mode: str):
         self.cases, self.group, self._random = _CASES[mode], group, random.Random(11)
-        self._more = [(0,) * group.size][: mode == "low_latency"]
         # Past any wait of this test: no deadline of a kernel ends one.
         self.backend = self.cases.make(group, self.cases.make_config(group, shape, timeout_s=100.0), num_sms=3)
 
@@ -51,7 +50,7 @@ class ViewCase:
             everyone = without(everyone, lost, self.backend.config.num_slots // size)
         if self.group.rank != lost:
             self.cases.poison(self.backend)
-            self.cases.check_once(self.backend, everyone, calls, *self._more)
+            self.cases.check_once(self.backend, everyone, calls)
 
     def enter(self, view: View) -> None:
         """As the server's ranks do: each of the view's restarts when nothing is under way on any, above all epochs."""

@@ -33,7 +33,7 @@ struct Delivery {  // a piece, or where `word` is given, a word
 };
 
 std::mutex mutex;
-std::condition_variable changed;
+std::condition_variable& changed = *new std::condition_variable;  // the thread waits there when the process ends
 std::vector<Heap> heaps;
 std::priority_queue<Delivery> under_way;
 std::mt19937 draw(5);

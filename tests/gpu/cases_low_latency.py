@@ -89,12 +89,22 @@ def padded(y_RH: Tensor, backend: NvlinkLowLatencyBackend) -> Tensor:
     return y.cuda()
 
 
-def sum_per_rank(rank: int, config: EPConfig, tokens: Sequence[SentTokens], outputs: Sequence[Tensor]) -> Tensor:
-    """combine_recv when each rank sums its outputs of a token in fp32, rounds, and the owner sums the ranks': bits."""
+def summing_nodes(backend: NvlinkLowLatencyBackend) -> tuple[int, ...]:
+    """Nodes of the ranks, as far as their outputs are summed by node: all of one, but where copies go by node."""
+    group = backend.group
+    return group.node_of_rank if backend.kernels.shape.layered else (0,) * group.size
+
+
+def sum_per_rank(
+    rank: int, config: EPConfig, nodes: Sequence[int], tokens: Sequence[SentTokens], outputs: Sequence[Tensor]
+) -> Tensor:
+    """combine_recv when each rank sums its outputs of a token in fp32 and rounds, and these are summed by node, rounded
+    if it is not the owner's, and by the owner: bits."""
     per_rank = config.num_slots // len(tokens)
     mine = tokens[rank]
-    y = torch.zeros(mine.x_TH.shape[0], config.hidden_size)
+    of_node = {node: torch.zeros(mine.x_TH.shape[0], config.hidden_size) for node in nodes}
     for holder, output in enumerate(outputs):
+        y = of_node[nodes[holder]]
         share, any_row = torch.zeros_like(y), torch.zeros(len(y), dtype=torch.bool)
         rows = {route[1:]: i for i, route in enumerate(reference.routes_to(holder, config, tokens))}
         for token, chosen in enumerate(mine.slot_idx_TK.tolist()):
@@ -102,13 +112,12 @@ def sum_per_rank(rank: int, config: EPConfig, tokens: Sequence[SentTokens], outp
                 if slot >= 0 and slot // per_rank == holder:
                     share[token] += mine.topk_weights_TK[token, k] * output[rows[rank, token, k]].float()
                     any_row[token] = True
-        y = torch.where(any_row[:, None], y + share.to(config.dtype).float(), y)
-    return y.to(config.dtype)
+        of_node[nodes[holder]] = torch.where(any_row[:, None], y + share.to(config.dtype).float(), y)
+    rounded = [y if node == nodes[rank] else y.to(config.dtype).float() for node, y in sorted(of_node.items())]
+    return sum(rounded[1:], rounded[0]).to(config.dtype)
 
 
-def check_once(
-    backend: NvlinkLowLatencyBackend, everyone: Sequence[SentTokens], calls: str, node_of_rank: Sequence[int]
-) -> None:
+def check_once(backend: NvlinkLowLatencyBackend, everyone: Sequence[SentTokens], calls: str) -> None:
     """One dispatch and combine, compared bit for bit. calls: "single", "ahead" (receives started) or "fused"."""
     config, rank = backend.config, backend.group.rank
     mine = everyone[rank]
@@ -135,10 +144,8 @@ def check_once(
         if calls == "ahead":
             backend.combine_start(handle)
         y_TH = backend.combine_recv(handle)
-    if config.exact_combine:
-        want_TH = reference.combined(rank, config, node_of_rank, everyone, outputs)
-    else:
-        want_TH = sum_per_rank(rank, config, everyone, outputs)
+    combined = reference.combined if config.exact_combine else sum_per_rank
+    want_TH = combined(rank, config, summing_nodes(backend), everyone, outputs)
     assert_same_bits(y_TH.cpu(), want_TH, "y_TH")
 
 
@@ -146,10 +153,10 @@ def one_round(tokens: Sequence[SentTokens]) -> list[SentTokens]:
     return [dataclasses.replace(t, num_rounds=1) for t in tokens]
 
 
-def random_shapes(group: EPGroup, seed: int, cases_per_shape: int) -> None:
+def random_shapes(group: EPGroup, seed: int, cases_per_shape: int, shapes: Sequence[Sequence] = SHAPES) -> None:
     rng = random.Random(seed)
     num_cases = 0
-    for shape in SHAPES:
+    for shape in shapes:
         config, num_sms = make_config(group, shape), rng.choice([1, 3, 16, 64, None])
         backend = make(group, config, num_sms=num_sms)
         for case in range(cases_per_shape):
@@ -157,7 +164,7 @@ def random_shapes(group: EPGroup, seed: int, cases_per_shape: int) -> None:
             if group.rank == 0:
                 print(shape, num_sms, case, flush=True)
             poison(backend)
-            check_once(backend, everyone, rng.choice(["single", "ahead", "fused"]), (0,) * group.size)
+            check_once(backend, everyone, rng.choice(["single", "ahead", "fused"]))
         num_cases += cases_per_shape
         backend.close()
 
@@ -183,7 +190,7 @@ def two_in_flight(group: EPGroup) -> None:
             all_outputs.append(outputs)
             backend.combine_send(padded(outputs[group.rank], backend), handle)
         for everyone, handle, outputs in zip(both, handles, all_outputs):
-            want_TH = reference.combined(group.rank, config, (0,) * group.size, everyone, outputs)
+            want_TH = reference.combined(group.rank, config, summing_nodes(backend), everyone, outputs)
             assert_same_bits(backend.combine_recv(handle).cpu(), want_TH, "y_TH")
     backend.close()
 

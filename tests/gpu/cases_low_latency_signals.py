@@ -10,7 +10,7 @@ from eprt.ep import reference
 from eprt.ep.errors import EPError
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.low_latency import Signal
-from tests.gpu.cases_low_latency import make, make_config, one_round, padded, sum_per_rank
+from tests.gpu.cases_low_latency import make, make_config, one_round, padded, sum_per_rank, summing_nodes
 from tests.ranks.cases_ep import assert_same_bits, expert_output, make_tokens
 
 
@@ -43,10 +43,8 @@ def tile_signals(group: EPGroup, exact: bool) -> None:
             counter[e * slot_tiles + m] = threshold + (m % 2)  # at or past the threshold
         torch.cuda.synchronize()
         y_TH = backend.combine_recv(handle)
-        if exact:
-            want_TH = reference.combined(group.rank, config, (0,) * group.size, everyone, outputs)
-        else:
-            want_TH = sum_per_rank(group.rank, config, everyone, outputs)
+        combined = reference.combined if exact else sum_per_rank
+        want_TH = combined(group.rank, config, summing_nodes(backend), everyone, outputs)
         assert_same_bits(y_TH.cpu(), want_TH, "y_TH")
     backend.close()
 

@@ -5,11 +5,16 @@ import os
 import time
 from typing import Any
 
+import torch
+
+from eprt.cluster.crossings import ExpertChoice, parts_elsewhere
 from eprt.ep.group.group import EPGroup
+from eprt.ep.nvlink.nvshmem_backend import NvshmemBackend
 from eprt.gpu.nvshmem import Nvshmem
 from eprt.gpu.nvshmem_memory import NvshmemMemory
 from tests.gpu import cases_low_latency_lost_ranks
 from tests.gpu.cases_low_latency import (
+    SHAPES,
     fp8_power_of_two_scales,
     graph_replay,
     make,
@@ -79,6 +84,43 @@ def one_launch(group: EPGroup, ranks_per_node: int, seed: int, cases_per_shape: 
         if group.rank == 0:
             name = getattr(case, "__name__", case)
             print(f"pid {os.getpid()} {name}: {time.monotonic() - started:.1f} s", flush=True)
+
+
+def in_layers(group: EPGroup, ranks_per_node: int, seed: int, num_steps: int) -> None:
+    """As one_launch, with a copy of a token for each node; and what crosses, by the planner's count."""
+    split_into_nodes(group, ranks_per_node)
+    vars(group)["gpu_copies"] = "node"
+    cases: list[Any] = [crossings, two_in_flight, graph_replay, masked_before]
+    cases += [functools.partial(tile_signals, exact=exact) for exact in (False, True)]
+    cases.append(functools.partial(many_epochs, num_steps=num_steps))
+    cases.append(functools.partial(random_shapes, seed=seed, cases_per_shape=2, shapes=SHAPES[:4:3]))
+    for case in cases:
+        started = time.monotonic()
+        case(group)
+        if group.rank == 0:
+            name = getattr(case, "__name__", case)
+            print(f"pid {os.getpid()} {name}: {time.monotonic() - started:.1f} s", flush=True)
+
+
+def crossings(group: EPGroup) -> None:
+    """A token crosses once to each other node that it goes to, and one row comes back from there."""
+    config = make_config(group, (1024, 8, 4, 64, "same", False))
+    backend = make(group, config)
+    assert isinstance(backend, NvshmemBackend)
+    generator = torch.Generator().manual_seed(group.rank)
+    slots = torch.stack([torch.randperm(config.num_slots, generator=generator)[:4] for _ in range(64)])
+    handle, received = backend.dispatch(torch.ones(64, 1024).bfloat16().cuda(), slots.cuda(), torch.ones(64, 4).cuda())
+    backend.combine(received.x_RH, handle)
+    node_of_slot = torch.tensor(group.node_of_rank).repeat_interleave(8)
+    nodes = node_of_slot[slots]
+    mine = sum(int((nodes == node).any(1).sum()) for node in set(group.node_of_rank) - {group.node})
+    messages, rows = backend.crossings()
+    everyone = group.allgather((messages, rows, mine))
+    assert messages == mine, (messages, mine)
+    assert sum(rows for _, rows, _ in everyone) == sum(mine for _, _, mine in everyone), everyone
+    planned = 64 * parts_elsewhere(ExpertChoice(config.num_slots, 4), group.num_nodes)
+    assert abs(mine - planned) < 64 * 0.25, (mine, planned)  # five standard deviations or more
+    backend.close()
 
 
 def killed_rank(group: EPGroup, ranks_per_node: int, victim: int) -> None:

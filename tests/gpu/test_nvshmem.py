@@ -22,6 +22,13 @@ def test_bit_for_bit(num_ranks, ranks_per_node):
     print(run_case(num_ranks, "cases_nvshmem:one_launch", num_steps=200, **how))
 
 
+@pytest.mark.parametrize("num_ranks, ranks_per_node", at_ranks((2, 1), (4, 2), (8, 4)))
+def test_bit_for_bit_in_two_layers(num_ranks, ranks_per_node):
+    """A copy of a token for each node, which a rank there hands on; what crosses is counted."""
+    how = {"ranks_per_node": ranks_per_node, "seed": num_ranks}
+    print(run_case(num_ranks, "cases_nvshmem:in_layers", num_steps=200, **how))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("num_ranks, ranks_per_node", [(4, 1), (8, 2)])
 def test_more_nodes_and_more_epochs(num_ranks, ranks_per_node):

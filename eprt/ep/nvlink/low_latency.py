@@ -114,7 +114,7 @@ class LowLatency(KernelState):
         shape, options = self.shape, self.options
         sources = kernel_sources(shape, profile=options.profile, stats=options.stats, arch=this_arch())
         routing = shape.max_tokens * shape.top_k * 2 + 16
-        counted = shape.num_ranks * (shape.num_local_slots + -(-shape.max_tokens // 32))
+        counted = shape.num_ranks * shape.count_words
         shared = routing + (counted + 2 * shape.num_local_slots + 1) * 4
         self._dispatch_kernels = {
             payload: self._new_kernel(sources[payload], _DISPATCH, _DISPATCH_THREADS, shared)
@@ -246,7 +246,8 @@ def kernel_sources(
         ("STATS", int(stats)),
     )
     if shape.node_ranks is not None:
-        common += ("NODE_RANKS", shape.node_ranks), ("OUTBOX_ROWS", shape.outbox_rows)
+        layered = ("LAYERED", int(shape.layered))
+        common += ("NODE_RANKS", shape.node_ranks), ("OUTBOX_ROWS", shape.outbox_rows), layered
     sources = {
         payload: KernelSource("low_latency_dispatch", arch, (*common, ("FP8", int(payload == "fp8"))))
         for payload in PAYLOAD_DTYPES

@@ -32,6 +32,7 @@ class LowLatencyHeap(Fields):
     late_weights: bool = False  # combine may bring the gate weights instead of dispatch; unused with exact
     # Ranks of each node, in order, where ranks are on several nodes: between nodes there is a wire (WireLayout).
     node_ranks: int | None = None
+    layered: bool = False  # a token crosses once to each other node, not to each rank there
 
     @property
     def payload_bytes(self) -> int:
@@ -48,13 +49,25 @@ class LowLatencyHeap(Fields):
 
     @property
     def combine_rows(self) -> int:
-        """Rows a token gets back at most."""
-        return self.top_k if self.exact or self.late_weights else min(self.top_k, self.num_ranks)
+        """Rows a token gets back at most, where they are summed."""
+        summed_ranks = self.node_ranks if self.node_ranks and self.layered else self.num_ranks
+        return self.top_k if self.exact or self.late_weights else min(self.top_k, summed_ranks)
 
     @property
     def outbox_rows(self) -> int:
         """Rows that the outbox has for a token of another node's rank."""
-        return self.top_k if self.exact else 1
+        return self.top_k if self.exact and not self.layered else 1
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_ranks // (self.node_ranks or self.num_ranks)
+
+    @property
+    def count_words(self) -> int:
+        """What a source tells each rank: rows of its slots, which tokens come; with `layered` also which come to its
+        node, and who hands them on."""
+        bits = -(-self.max_tokens // 32)
+        return self.num_local_slots + bits + (bits + 1 if self.layered else 0)
 
     @property
     def row_bytes(self) -> int:
@@ -66,7 +79,7 @@ class LowLatencyHeap(Fields):
         sources = 2 * self.num_buffers * self.num_ranks
         rows = 2 * self.num_buffers * self.max_tokens * self.combine_rows
         fields = {
-            "count": sources * (self.num_local_slots + -(-self.max_tokens // 32)) * 8,
+            "count": sources * self.count_words * 8,
             "message": sources * self.max_tokens * self.message_bytes,
             "row": rows * self.row_bytes,
             "weight": sources * align(self.max_tokens * self.top_k, 2) * 8 if self.late_weights else 0,
@@ -75,17 +88,27 @@ class LowLatencyHeap(Fields):
         return fields if self.node_ranks is None else fields | self._wire_bytes(fields, sources, rows)
 
     def _wire_bytes(self, fields: dict[str, int], sources: int, rows: int) -> dict[str, int]:
+        sets, tokens = 2 * self.num_buffers, self.max_tokens
+        sums = sets * tokens * self.num_nodes if self.layered else 0
+        in_layers = int(self.layered)
         return {
             "counts": fields["count"],
-            "messages": fields["message"],
+            "messages": sums * self.message_bytes if self.layered else fields["message"],
             "rows": sources * self.max_tokens * self.outbox_rows * self.row_bytes,
             "counts_word": sources * 8,
             "message_word": sources * self.max_tokens * 8,
-            "row_word": rows * 8,
+            "row_word": (sums if self.layered else rows) * 8,
             "begun_word": sources * 8,
             "counts_done": self.num_ranks * 8,
             "message_done": self.max_tokens * 8,
             "rows_done": self.num_ranks * self.max_tokens * 8,
+            "inbox": in_layers * fields["message"],
+            "shares": in_layers * sources * tokens * self.combine_rows * self.row_bytes,
+            "sums": sums * self.row_bytes,
+            "handing": in_layers * self.num_ranks * 4,
+            "given_up": in_layers * self.num_ranks * 4,
+            "agreed": in_layers * sets * 8,
+            "crossed": 2 * 8,
         }
 
     def layout(self, kind: type[ctypes.Structure]) -> ctypes.Structure:
@@ -128,6 +151,7 @@ HeapLayout = struct("HeapLayout", "uint64 count message row weight begun")
 WireLayout = struct(
     "WireLayout",
     "uint64 counts messages rows counts_word message_word row_word begun_word counts_done message_done rows_done",
+    "uint64 inbox shares sums handing given_up agreed crossed",
 )
 Handle = struct(
     "Handle", "pointer epoch source_items slot_begin item_token item_row item_weight item_left row_item received_ns"

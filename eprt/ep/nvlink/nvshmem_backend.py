@@ -3,9 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from eprt.ep.nvlink.low_latency import LowLatency
 from eprt.ep.nvlink.low_latency_backend import NvlinkLowLatencyBackend
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
+from eprt.ep.nvlink.node_copies import node_copies_are_faster
 from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel
 from eprt.gpu.nvshmem_kernel import NvshmemKernel
@@ -47,7 +50,20 @@ class NvshmemBackend(NvlinkLowLatencyBackend):
             self._checks.fail("ranks that may be lost and replaced cannot use NVSHMEM: its ranks stay as they began")
 
     def _shape(self) -> LowLatencyHeap:
-        return replace(super()._shape(), node_ranks=len(self.group.local_ranks))
+        shape = replace(super()._shape(), node_ranks=len(self.group.local_ranks))
+        copies = self.options.copies
+        if copies == "auto":
+            copies = getattr(self.group, "gpu_copies", "auto")  # of a WireGroup
+        if copies == "auto":
+            copies = "node" if node_copies_are_faster(shape) else "rank"
+        return replace(shape, layered=copies == "node")
+
+    def crossings(self) -> tuple[int, int]:
+        """Messages of dispatches, and rows of combines, that this rank has sent to other nodes. Waits for the GPU."""
+        kernels = self.kernels
+        crossed = kernels.memory.view(kernels.shape.offsets()["crossed"], (2,), torch.int64)
+        messages, rows = crossed.tolist()
+        return messages, rows
 
     def readmit(self) -> None:
         """What was put to a rank that did not take it may still be under way."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+COPIES = ("auto", "rank", "node")
+
 
 @dataclass(frozen=True)
 class NvlinkOptions:
@@ -14,9 +16,14 @@ class NvlinkOptions:
     # Normal mode: static bound of the rows that one dispatch brings a rank. The host then never waits, x_RH has so many
     # rows, and more are an error. Default: room for the worst case, and x_RH has the rows that came.
     max_recv_rows: int | None = None
+    # Between nodes: a copy of a token for each rank that it goes to, or one for each node, which a rank there hands on.
+    # auto: as the group's wire says, else what is predicted to be faster (node_copies.py).
+    copies: str = "auto"
 
     def __post_init__(self):
         for name in ("num_sms", "expert_alignment", "max_recv_rows"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"NvlinkOptions.{name}={value}: must be at least 1")
+        if self.copies not in COPIES:
+            raise ValueError(f"NvlinkOptions.copies={self.copies!r}: must be one of {', '.join(COPIES)}")

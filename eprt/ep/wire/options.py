@@ -23,6 +23,7 @@ class WireOptions:
     arena_kib: int = 4096  # that a rank may send ahead to each peer
     silence_s: float = 0.0  # after which a peer that shows no sign of life counts as lost; 0: the deadline of waits
     gpu: str = ""  # what carries decoding steps' tokens between GPUs: "nvshmem", or nothing of their own
+    copies: str = "auto"  # of nvshmem alone, as NvlinkOptions.copies: "rank", "node", or what is predicted to be faster
     # The rest is of paced alone.
     gbps: float = 0.0  # GB/s that a rank sends; 0: unlimited
     latency_us: float = 0.0  # from the last byte sent until it is visible
@@ -39,6 +40,10 @@ class WireOptions:
             raise ValueError(
                 f"wire {self.kind!r}: must be one of {', '.join(KINDS)}, nvshmem; verbs and EFA are not built yet"
             )
+        if self.copies not in ("auto", "rank", "node"):
+            raise ValueError(f"wire nvshmem: copies={self.copies!r}: must be one of auto, rank, node")
+        if self.copies != "auto" and not self.gpu:
+            raise ValueError(f"wire {self.kind}: copies is of the nvshmem wire alone; leave it out")
         for name, least in (("threads", 1), ("ring", 1), ("arena_kib", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"wire {self.kind}: {name}={getattr(self, name)}: must be at least {least}")
@@ -63,7 +68,7 @@ class WireOptions:
     def from_text(cls, text: str) -> "WireOptions":
         """ "paced:gbps=25,latency_us=3"; ValueError names what is wrong and what there is."""
         kind, _, settings = text.partition(":")
-        types = {each.name: int if each.type is int else float for each in fields(cls) if each.type is not str}
+        types = {each.name: each.type for each in fields(cls) if each.name not in ("kind", "gpu")}
         values: dict[str, Any] = {}
         if kind == "nvshmem":
             kind, values["gpu"] = "tcp", kind

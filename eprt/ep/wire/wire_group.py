@@ -71,6 +71,7 @@ class WireGroup(EPGroup):
     ):
         self._wire = WireOptions.from_text(wire) if isinstance(wire, str) else wire
         self.gpu_wire = self._wire.gpu  # the backend between GPUs of different nodes, or ""
+        self.gpu_copies = self._wire.copies  # that it makes of a token
         if size < 1 or not 0 <= rank < size:
             raise ValueError(f"rank {rank} of {size}: must be one of 0 to {size - 1}")
         key = env.get("EPRT_GROUP_KEY") if key is None else key

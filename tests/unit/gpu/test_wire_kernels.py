@@ -13,8 +13,8 @@ from eprt.gpu.nvshmem import NvshmemFiles
 from eprt.gpu.nvshmem_kernel import cuda_headers, linked_cubin
 
 
-def shape(node_ranks: int | None, exact: bool = False) -> LowLatencyHeap:
-    return LowLatencyHeap(4, 16, 2048, 6, 4, "fp8", exact, 2, node_ranks=node_ranks)
+def shape(node_ranks: int | None, exact: bool = False, layered: bool = False) -> LowLatencyHeap:
+    return LowLatencyHeap(4, 16, 2048, 6, 4, "fp8", exact, 2, node_ranks=node_ranks, layered=layered)
 
 
 def preprocessed(source: jit.KernelSource) -> str:
@@ -25,17 +25,21 @@ def preprocessed(source: jit.KernelSource) -> str:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_kernels_of_one_node_have_nothing_of_the_wire():
-    names = re.compile(r"eprt_wire|EPRT_WIRED|is_beyond|ship_|outbox|WireLayout|await_(counts|message|words)")
+    names = re.compile(
+        r"eprt_wire|EPRT_WIRED|is_beyond|ship_|outbox|WireLayout|await_(counts|message|words|sum)|hand_on"
+    )
     for one, wired in zip(kernel_sources(shape(None)).values(), kernel_sources(shape(2)).values()):
         assert not names.search(preprocessed(one))
         found = preprocessed(wired)
         assert "eprt_wire_put" in found and "EPRT_WIRED" not in found
 
 
-def test_fields_of_the_wire_follow_those_of_one_node():
-    one, wired = shape(None), shape(2)
-    for name, _ in HeapLayout._fields_:
+@pytest.mark.parametrize("layered", [False, True])
+def test_fields_of_the_wire_follow_those_of_one_node(layered):
+    one, wired = shape(None), shape(2, layered=layered)
+    for name, _ in () if layered else HeapLayout._fields_:
         assert getattr(wired.layout(HeapLayout), name) == one.offsets()[name]
+    assert (wired.field_bytes["inbox"] > 0) == layered
     ends = [*list(wired.offsets().values())[1:], wired.num_bytes]
     for name, end in zip(wired.offsets(), ends):
         assert wired.offsets()[name] + wired.field_bytes[name] <= end
@@ -58,8 +62,9 @@ def files(tmp_path, monkeypatch) -> NvshmemFiles:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_kernels_between_nodes_are_linked_to_nvshmem(files, exact):
-    for source in kernel_sources(shape(2, exact)).values():
+@pytest.mark.parametrize("layered", [False, True])
+def test_kernels_between_nodes_are_linked_to_nvshmem(files, exact, layered):
+    for source in kernel_sources(shape(2, exact, layered)).values():
         binary = linked_cubin(source, files)
         assert binary.startswith(b"\x7fELF") and b"nvshmemi_device_state_d" in binary
     assert len(list(jit.cache_dir().glob(f"*-nvshmem{files.release}-*"))) == 2
