@@ -157,9 +157,9 @@ int64_t attend_decodes(Tensor x_TH, Tensor norm_H, double eps, Tensor qkv, Optio
   return eprt::attend_decodes(args);
 }
 
-std::tuple<int64_t, int64_t> mix_decodes(Tensor h_TH, Tensor gate, OptionalTensor bias_E, int64_t scoring,
-                                         int64_t n_group, int64_t topk_group, bool normalise, double scale,
-                                         OptionalTensor token_id_T, Tensor slot_L, Tensor matrix_of_slot, Tensor w13,
+std::tuple<int64_t, int64_t> mix_decodes(Tensor h_TH, OptionalTensor token_id_T, Tensor gate, OptionalTensor bias_E,
+                                         int64_t scoring, int64_t n_group, int64_t topk_group, bool normalise,
+                                         double scale, Tensor slot_L, Tensor matrix_of_slot, Tensor w13,
                                          OptionalTensor w13_scale, Tensor w2, OptionalTensor w2_scale,
                                          OptionalTensor shared_w13, OptionalTensor shared_w13_scale,
                                          OptionalTensor shared_w2, OptionalTensor shared_w2_scale, Tensor load_S,
@@ -219,8 +219,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
       "Tensor kv_slot_T, Tensor position_T, Tensor page_table_BP, Tensor seq_len_B, Tensor(b!) h_TH, "
       "Tensor(c!) sum_TH, int num_threads) -> int");
   m.def(
-      "mix_decodes(Tensor h_TH, Tensor gate, Tensor? bias_E, int scoring, int n_group, int topk_group, "
-      "bool normalise, float scale, Tensor? token_id_T, Tensor slot_L, Tensor matrix_of_slot, Tensor w13, "
+      "mix_decodes(Tensor h_TH, Tensor? token_id_T, Tensor gate, Tensor? bias_E, int scoring, int n_group, "
+      "int topk_group, bool normalise, float scale, Tensor slot_L, Tensor matrix_of_slot, Tensor w13, "
       "Tensor? w13_scale, Tensor w2, Tensor? w2_scale, Tensor? shared_w13, Tensor? shared_w13_scale, "
       "Tensor? shared_w2, Tensor? shared_w2_scale, Tensor(a!) load_S, Tensor(b!) expert_idx_TK, Tensor(c!) y_TH, "
       "int num_threads) -> (int, int)");

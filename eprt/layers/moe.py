@@ -19,7 +19,7 @@ from eprt.ep.group.group import EPGroup
 from eprt.ep.placement.batch_router import BatchRouter
 from eprt.ep.placement.load import LoadRecorder
 from eprt.ep.placement.slot_map import SlotMap, SlotTable
-from eprt.layers.decode_experts import decode_experts
+from eprt.layers.decode_experts import DecodeParts
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate, RoutedTokens
 from eprt.layers.held import HeldExperts, HeldGate, HeldSwiglu, lasting
@@ -95,6 +95,7 @@ class EPMoE(nn.Module):
         self.shared_experts: HeldSwiglu | None = None
         self.experts = HeldExperts(self._experts.pool, config.num_experts)
         self.returns_router_logits = False
+        self._decode_parts = DecodeParts()
         self._slots_to_load = {slot for slot, expert in enumerate(self.expert_of_slot) if expert >= 0}
         # int64, tokens routed to each local slot since the layer was built or reset_load() was called.
         self.register_buffer("load_S", torch.zeros(num_slots, dtype=torch.int64, device=device), persistent=False)
@@ -219,8 +220,8 @@ class EPMoE(nn.Module):
         """What computes so many decodes in one operator; None where that takes the parts here, one by one."""
         if self._router is not None or self._gate is None:
             return None
-        parts = self._gate, self._slot_table.only_slot_L, self._experts, self._shared
-        return decode_experts(num_tokens, *parts, self.load_S)
+        parts = self._gate, self._slot_table.only_slot_L, self._experts, self._shared, self.load_S
+        return self._decode_parts.for_tokens(num_tokens, *parts)
 
     def count(self, expert_idx_TK: Tensor, first_row: int = 0) -> None:
         """Counts the choices of these tokens. Nothing of a forward pass waits for it.

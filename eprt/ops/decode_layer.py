@@ -6,6 +6,8 @@ Knows nothing of layers and batches; layers/decode_attention.py and decode_exper
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,8 +62,7 @@ class DecodeAttention:
         return *self.qkv_a.arguments, *q_b, *cache, *heads, *behind
 
 
-@dataclass(frozen=True)
-class DecodeContext:
+class DecodeContext(NamedTuple):
     """Where the entries of a step's decodes go, and what they attend to: as the arguments of latent_insert and
     mla_decode, but of these types alone. Contiguous."""
 
@@ -81,9 +82,7 @@ def attend_decodes(x_TH: Tensor, arguments: tuple, context: DecodeContext) -> tu
     None, and nothing is written, where a slot, a position or a page is outside: those operators say which.
     """
     h_TH, sum_TH = torch.empty_like(x_TH), torch.empty_like(x_TH)
-    c = context
-    where = c.kv_pages, c.kv_slot_T, c.position_T, c.page_table_TP, c.seq_len_T
-    bad = native.load().attend_decodes(x_TH, *arguments, *where, h_TH, sum_TH, torch.get_num_threads())
+    bad = native.load().attend_decodes(x_TH, *arguments, *context, h_TH, sum_TH, torch.get_num_threads())
     return (h_TH, sum_TH) if bad < 0 else None
 
 
@@ -101,9 +100,17 @@ class DecodeExperts:
     shared: tuple[Weight, Weight] | None  # w13 and w2 of the shared expert
     load_S: Tensor  # int64, counts the rows of each slot
 
+    @cached_property
+    def arguments(self) -> tuple:
+        rule, shared = self.rule, self.shared or (None, None)
+        how = SCORINGS[rule.scoring], rule.n_group, rule.topk_group, rule.norm_topk_prob, rule.routed_scaling_factor
+        matrices = (
+            part for w in (self.w13, self.w2, *shared) for part in ((None, None) if w is None else (w.data, w.scale))
+        )
+        return self.gate_EH, self.bias_E, *how, self.slot_L, self.matrix_S, *matrices, self.load_S
 
-@dataclass(frozen=True)
-class MixedDecodes:
+
+class MixedDecodes(NamedTuple):
     """What came of mix_decodes."""
 
     y_TH: Tensor
@@ -120,19 +127,11 @@ def mix_decodes(h_TH: Tensor, token_id_T: Tensor, experts: DecodeExperts) -> Mix
     token_id_T: int64; where one is negative the row is padding and goes to no expert.
     ValueError where a chosen slot has no matrix.
     """
-    e, rule = experts, experts.rule
     y_TH = torch.empty_like(h_TH)
-    expert_idx_TK = torch.empty(h_TH.shape[0], rule.top_k, dtype=torch.int64)
-    how = SCORINGS[rule.scoring], rule.n_group, rule.topk_group, rule.norm_topk_prob, rule.routed_scaling_factor
-    shared = (None,) * 4
-    if e.shared is not None:
-        w13, w2 = e.shared
-        shared = w13.data, w13.scale, w2.data, w2.scale
-    routed = e.slot_L, e.matrix_S, e.w13.data, e.w13.scale, e.w2.data, e.w2.scale
-    outputs = e.load_S, expert_idx_TK, y_TH, torch.get_num_threads()
-    num_tokens, compute_ns = native.load().mix_decodes(
-        h_TH, e.gate_EH, e.bias_E, *how, token_id_T, *routed, *shared, *outputs
-    )
+    expert_idx_TK = torch.empty(h_TH.shape[0], experts.rule.top_k, dtype=torch.int64)
+    outputs = expert_idx_TK, y_TH, torch.get_num_threads()
+    num_tokens, compute_ns = native.load().mix_decodes(h_TH, token_id_T, *experts.arguments, *outputs)
     if num_tokens < 0:
-        raise ValueError(f"slots {e.slot_L.tolist()} of experts, one of which was chosen, have matrices {e.matrix_S}")
+        slots, matrices = experts.slot_L.tolist(), experts.matrix_S.tolist()
+        raise ValueError(f"slots {slots} of experts, one of which was chosen, have matrices {matrices}")
     return MixedDecodes(y_TH, expert_idx_TK, num_tokens, compute_ns)
