@@ -150,7 +150,13 @@ int64_t attend_decodes(Tensor x_TH, Tensor norm_H, double eps, Tensor qkv, Optio
       .h = h_TH.data_ptr(),
       .sum = sum_TH.data_ptr(),
       .num_threads = static_cast<int>(num_threads)};
+  STD_TORCH_CHECK(kv_pages.dim() == 3 && kv_pages.stride(2) == 1 && x_TH.stride(1) == 1,
+                  "attend_decodes: entries and rows must be contiguous");
   check_attend(args, x_TH.size(1));
+  STD_TORCH_CHECK(kv_slot_T.scalar_type() == ScalarType::Long && position_T.scalar_type() == ScalarType::Long &&
+                      page_table_BP.scalar_type() == ScalarType::Int && seq_len_B.scalar_type() == ScalarType::Int &&
+                      page_table_BP.stride(1) == 1,
+                  "attend_decodes: slots and positions must be int64, pages and lengths int32");
   STD_TORCH_CHECK(kv_slot_T.numel() == rows && position_T.numel() == rows && page_table_BP.size(0) == rows &&
                       seq_len_B.numel() == rows,
                   "attend_decodes: ", rows, " rows need a slot, a position and a request each");
@@ -200,6 +206,11 @@ std::tuple<int64_t, int64_t> mix_decodes(Tensor h_TH, OptionalTensor token_id_T,
                     load_S.numel() == args.num_slots && expert_idx_TK.size(0) == args.rows;
   const bool shared_fits = !shared_w13 || (args.shared_w13.k == hidden && args.shared_w2.n == hidden &&
                                            args.shared_w13.n == 2 * args.shared_w2.k);
+  STD_TORCH_CHECK(
+      expert_idx_TK.scalar_type() == ScalarType::Long && load_S.scalar_type() == ScalarType::Long &&
+          slot_L.scalar_type() == ScalarType::Long && matrix_of_slot.scalar_type() == ScalarType::Int &&
+          (!token_id_T || (token_id_T->scalar_type() == ScalarType::Long && token_id_T->numel() == args.rows)),
+      "mix_decodes: ids, experts and slots must be int64, matrices int32");
   STD_TORCH_CHECK(fits && shared_fits, "mix_decodes: shapes differ");
   STD_TORCH_CHECK(args.rows * top_k <= eprt::kMostExpertRows && top_k <= eprt::kMostTopK, "mix_decodes: ", args.rows,
                   " rows of ", top_k, " experts are too many");

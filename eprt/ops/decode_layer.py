@@ -20,6 +20,13 @@ MOST_EXPERT_ROWS = 1024  # rows * experts per token of mix_decodes, kMostExpertR
 MOST_TOP_K = 64  # as kMostTopK there
 
 
+def _contiguous(arguments: tuple) -> tuple:
+    for each in arguments:
+        if isinstance(each, Tensor) and not each.is_contiguous():
+            raise ValueError(f"a weight {tuple(each.shape)} has strides {each.stride()}; call .contiguous() once")
+    return arguments
+
+
 @dataclass(frozen=True)
 class NormedProjection:
     """(rms_norm(x)) W^T + bias."""
@@ -59,7 +66,7 @@ class DecodeAttention:
         cache = self.kv_norm_L, self.kv_eps, self.cos_sin_PR, self.interleaved
         heads = self.w_kv_b, self.num_heads, self.nope, self.softmax_scale
         behind = self.o.data, self.o.scale, self.o_bias_H, self.next_norm_H, self.next_eps
-        return *self.qkv_a.arguments, *q_b, *cache, *heads, *behind
+        return _contiguous((*self.qkv_a.arguments, *q_b, *cache, *heads, *behind))
 
 
 class DecodeContext(NamedTuple):
@@ -107,7 +114,8 @@ class DecodeExperts:
         matrices = (
             part for w in (self.w13, self.w2, *shared) for part in ((None, None) if w is None else (w.data, w.scale))
         )
-        return self.gate_EH, self.bias_E, *how, self.slot_L, self.matrix_S, *matrices, self.load_S
+        slots = self.slot_L, self.matrix_S
+        return _contiguous((self.gate_EH, self.bias_E, *how, *slots, *matrices, self.load_S))
 
 
 class MixedDecodes(NamedTuple):
