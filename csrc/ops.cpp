@@ -161,6 +161,16 @@ void draw(Tensor logits_XV, Tensor row_Y, Tensor temperature_Y, Tensor min_p_Y, 
               .num_threads = static_cast<int>(num_threads)});
 }
 
+void largest(Tensor logits_XV, Tensor token_X, int64_t num_threads) {
+  STD_TORCH_CHECK(token_X.numel() == logits_XV.size(0), "largest: shapes differ");
+  eprt::largest({.logits = static_cast<const float*>(logits_XV.data_ptr()),
+                 .logits_row = logits_XV.stride(0),
+                 .token = static_cast<int64_t*>(token_X.data_ptr()),
+                 .rows = logits_XV.size(0),
+                 .vocab = logits_XV.size(1),
+                 .num_threads = static_cast<int>(num_threads)});
+}
+
 void mask_tokens(Tensor logits_XV, Tensor bits_YB, Tensor row_Y, int64_t num_threads) {
   const auto* row = static_cast<const int64_t*>(row_Y.data_ptr());
   const int64_t rows = row_Y.numel(), vocab = logits_XV.size(1), bytes = bits_YB.size(1);
@@ -398,6 +408,7 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def(
       "draw(Tensor logits_XV, Tensor row_Y, Tensor temperature_Y, Tensor min_p_Y, Tensor top_k_Y, Tensor top_p_Y, "
       "Tensor u_Y, Tensor(a!) token_Y, int num_threads) -> ()");
+  m.def("largest(Tensor logits_XV, Tensor(a!) token_X, int num_threads) -> ()");
   m.def("mask_tokens(Tensor(a!) logits_XV, Tensor bits_YB, Tensor row_Y, int num_threads) -> ()");
   m.def("rms_norm(Tensor x_TH, Tensor weight_H, float eps, Tensor(a!) out_TH, int num_threads) -> ()");
   m.def(
@@ -426,6 +437,7 @@ STABLE_TORCH_LIBRARY(eprt, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(eprt, CPU, m) {
   m.impl("draw", TORCH_BOX(&draw));
+  m.impl("largest", TORCH_BOX(&largest));
   m.impl("mask_tokens", TORCH_BOX(&mask_tokens));
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));

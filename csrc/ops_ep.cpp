@@ -200,6 +200,9 @@ void ep_stats(int64_t self, Tensor out, bool reset) {
 void ep_set_alive(int64_t self, Tensor alive) { exchange_at(self).set_alive(ints_of(alive)); }
 
 void ep_set_counting(int64_t self, bool on) { exchange_at(self).set_counting(on); }
+void ep_count_alone(int64_t self, int64_t num_tokens, int64_t compute_ns) {
+  exchange_at(self).count_alone(num_tokens, compute_ns);
+}
 
 void ep_delay_link(int64_t self, int64_t source, int64_t delay_ns) {
   exchange_at(self).delay_link(static_cast<int>(source), delay_ns);
@@ -242,6 +245,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
   m.def("ep_stats(int self, Tensor(a!) out, bool reset) -> ()");
   m.def("ep_set_alive(int self, Tensor alive) -> ()");
   m.def("ep_set_counting(int self, bool on) -> ()");
+  m.def("ep_count_alone(int self, int num_tokens, int compute_ns) -> ()");
   m.def("ep_delay_link(int self, int source, int delay_ns) -> ()");
 }
 
@@ -274,6 +278,7 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("ep_stats", TORCH_BOX(&ep_stats));
   m.impl("ep_set_alive", TORCH_BOX(&ep_set_alive));
   m.impl("ep_set_counting", TORCH_BOX(&ep_set_counting));
+  m.impl("ep_count_alone", TORCH_BOX(&ep_count_alone));
   m.impl("ep_delay_link", TORCH_BOX(&ep_delay_link));
 }
 

@@ -148,6 +148,9 @@ class FaultyBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
+    def is_alone(self) -> bool:
+        return False  # faults happen in the calls
+
     def dispatch_send(self, x_TH: Any, slot_idx_TK: Any, *arguments: Any, **options: Any) -> Any:
         return self._backend.dispatch_send(x_TH, self._before_dispatch(slot_idx_TK), *arguments, **options)
 

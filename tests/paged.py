@@ -127,7 +127,9 @@ class PagedRunner:
 def fp8_cache_is_a_cache_of_rounded_entries(model, prompt: list[int]) -> None:
     """Of a float32 model: a prompt, whole; again behind a shared prefix, in chunks; decodes. What an fp8 cache gives is
     what a plain cache gives whose entries were rounded to fp8 and back."""
-    operators = {name: getattr(ops, name) for name in ("latent_insert", "norm_insert", "index_key_insert")}
+    operators = {
+        name: getattr(ops, name) for name in ("latent_insert", "norm_insert", "index_key_insert", "attend_decodes")
+    }
     config = model.config
     entry = KVFormat(config.kv_lora_rank, config.qk_rope_head_dim, torch.uint8)
 
@@ -161,6 +163,7 @@ def fp8_cache_is_a_cache_of_rounded_entries(model, prompt: list[int]) -> None:
 
     got = outputs("fp8")
     ops.latent_insert, ops.norm_insert, ops.index_key_insert = rounding, rounding_beside_a_norm, rounding_keys
+    ops.attend_decodes = lambda *_: None  # one by one
     try:
         want = outputs("auto")
     finally:

@@ -15,4 +15,15 @@ void draw(const DrawArgs& args) {
   }
 }
 
+void largest(const LargestArgs& args) {
+  switch (cpu_isa()) {
+    case Isa::kScalar:
+      return scalar::largest(args);
+    case Isa::kAvx2:
+      return avx2::largest(args);
+    default:
+      return avx512::largest(args);
+  }
+}
+
 }  // namespace eprt

@@ -1,5 +1,5 @@
-// Entry point of the draw: one token per row of logits by temperature, min_p, top_k, top_p and the inverse of the
-// cumulative distribution.
+// Entry points of sampling: the largest logit of each row, and the draw, one token per row of logits by temperature,
+// min_p, top_k, top_p and the inverse of the cumulative distribution.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,20 @@ struct DrawArgs {
 
 void draw(const DrawArgs& args);
 
-#define EPRT_DRAW_KERNEL(isa)      \
-  namespace isa {                  \
-  void draw(const DrawArgs& args); \
+struct LargestArgs {
+  const float* logits;  // [rows, vocab]
+  int64_t logits_row;   // elements between rows
+  int64_t* token;       // [rows]: the first of the largest logits; -1 where a logit is NaN or the largest is infinite
+  int64_t rows, vocab;
+  int num_threads;
+};
+
+void largest(const LargestArgs& args);
+
+#define EPRT_DRAW_KERNEL(isa)            \
+  namespace isa {                        \
+  void draw(const DrawArgs& args);       \
+  void largest(const LargestArgs& args); \
   }
 EPRT_DRAW_KERNEL(scalar)
 EPRT_DRAW_KERNEL(avx2)

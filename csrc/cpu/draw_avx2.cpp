@@ -4,5 +4,6 @@
 namespace eprt::avx2 {
 
 void draw(const DrawArgs& args) { draw_any(args); }
+void largest(const LargestArgs& args) { largest_any(args); }
 
 }  // namespace eprt::avx2

@@ -3,5 +3,6 @@
 namespace eprt::avx512 {
 
 void draw(const DrawArgs& args) { draw_any(args); }
+void largest(const LargestArgs& args) { largest_any(args); }
 
 }  // namespace eprt::avx512

@@ -170,5 +170,54 @@ inline void draw_any(const DrawArgs& args) {
   });
 }
 
+// Of a stretch of a row.
+struct Largest {
+  float value = -std::numeric_limits<float>::infinity();
+  int64_t index = -1;
+  bool has_nan = false;
+};
+
+inline Largest largest_of(const float* logits, int64_t begin, int64_t end) {
+  float most = -std::numeric_limits<float>::infinity();
+  int nans = 0;
+#pragma omp simd reduction(max : most) reduction(| : nans)
+  for (int64_t i = begin; i < end; ++i) {
+    most = logits[i] > most ? logits[i] : most;
+    nans |= logits[i] != logits[i];
+  }
+  for (int64_t block = begin; block < end; block += kBlock) {
+    const int64_t block_end = min_of(block + kBlock, end);
+    int found = 0;
+#pragma omp simd reduction(| : found)
+    for (int64_t i = block; i < block_end; ++i) found |= logits[i] == most;
+    for (int64_t i = block; found && i < block_end; ++i) {
+      if (logits[i] == most) return {most, i, nans != 0};
+    }
+  }
+  return {most, -1, nans != 0};
+}
+
+// Rows are cut into stretches, so that one row is enough for several threads.
+inline void largest_any(const LargestArgs& args) {
+  constexpr int64_t kStretch = 1 << 13;
+  const int64_t stretches = div_up(args.vocab, kStretch), count = args.rows * stretches;
+  Buffer<Largest> found(count);
+  parallel_for(count, count > 4 ? args.num_threads : 1, [&](int64_t i) {
+    const int64_t begin = i % stretches * kStretch;
+    const float* logits = args.logits + i / stretches * args.logits_row;
+    found.get()[i] = largest_of(logits, begin, min_of(begin + kStretch, args.vocab));
+  });
+  for (int64_t row = 0; row < args.rows; ++row) {
+    Largest most;
+    for (int64_t i = row * stretches; i < (row + 1) * stretches; ++i) {
+      const Largest& next = found.get()[i];
+      most.has_nan |= next.has_nan;
+      if (next.value > most.value) most.value = next.value, most.index = next.index;
+    }
+    const bool is_finite = !most.has_nan && most.value <= std::numeric_limits<float>::max();
+    args.token[row] = is_finite ? most.index : -1;
+  }
+}
+
 }  // namespace
 }  // namespace eprt

@@ -8,7 +8,6 @@
 namespace eprt::ep {
 namespace {
 
-constexpr int kMaxTopK = 64;                        // terms of a row, kept on the stack
 constexpr size_t kParallelBytes = size_t{1} << 20;  // smaller work is done before other threads have woken up
 
 // Calls fn(i) for all rows, on this rank's threads if there are many rows.
@@ -107,6 +106,14 @@ int64_t Exchange::dispatch_send(uint64_t epoch, const Tokens& tokens, int num_ro
   ++stats_.num_calls;
   for (int rank = 0; rank < shape_.num_ranks; ++rank) stats_.sent_tokens[rank] += rank_tokens_[rank];
   return -1;
+}
+
+void Exchange::count_alone(int64_t num_tokens, int64_t compute_ns) {
+  if (!counting_) return;
+  ++stats_.num_calls;
+  stats_.sent_tokens[topology_.rank] += num_tokens;
+  stats_.recv_tokens[topology_.rank] += num_tokens;
+  stats_.compute_ns += compute_ns;
 }
 
 // Counts rows per slot and tokens per rank, and assigns each token its row in each node's block.

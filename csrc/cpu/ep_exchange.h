@@ -64,6 +64,8 @@ class Exchange {
   void set_alive(const std::vector<int>& alive) { alive_ = alive; }
   // Whether waits, tokens and compute time are counted; default: on. Off only to measure the cost of counting.
   void set_counting(bool on) { counting_ = on; }
+  // A dispatch of a rank alone, which computed without any call.
+  void count_alone(int64_t num_tokens, int64_t compute_ns);
   // One slice of waiting for all blocks. Returns -1 when all have arrived, else the source rank of the first missing
   // one.
   int64_t wait_dispatch(uint64_t epoch, bool owns_core, int64_t slice_ns);

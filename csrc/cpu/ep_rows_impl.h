@@ -164,7 +164,26 @@ void weighted_sum(const Term* terms, int num_terms, int hidden, void* out, Dtype
   sum_terms<Dtype::kBFloat16>(terms, num_terms, hidden, out);
 }
 
-constexpr RowKernels kKernels{quantize, weighted_sum};
+template <Dtype kDtype>
+void add_rows(const void* a, const void* b, int hidden, void* out) {
+  int column = 0;
+  for (; column + kLanes <= hidden; column += kLanes) {
+    store_floats<kDtype>(out, column, load_floats<kDtype>(a, column) + load_floats<kDtype>(b, column));
+  }
+  if (const int count = hidden - column; count > 0) {
+    alignas(64) char tail[sizeof(Floats)];
+    store_floats<kDtype>(tail, 0, load_tail<kDtype>(a, column, count) + load_tail<kDtype>(b, column, count));
+    const size_t size = dtype_bytes(kDtype);
+    std::memcpy(static_cast<char*>(out) + column * size, tail, count * size);
+  }
+}
+
+void add(const void* a, const void* b, Dtype dtype, int hidden, void* out) {
+  if (dtype == Dtype::kFloat32) return add_rows<Dtype::kFloat32>(a, b, hidden, out);
+  add_rows<Dtype::kBFloat16>(a, b, hidden, out);
+}
+
+constexpr RowKernels kKernels{quantize, weighted_sum, add};
 
 }  // namespace
 }  // namespace eprt::ep

@@ -46,7 +46,7 @@ class MlaDecode {
     float* sum;     // [heads_padded]
     float* values;  // [heads, lora_row]
   };
-  struct Scratch {  // of one thread in phase 1
+  struct Scratch {  // of a block of positions in phase 1; columns: heads_padded
     Word* rows;     // [kBlock, q_words]: the gathered latent rows
     Word* values;   // [kBlock / kStep, lora] in panels; unused if the rows can be used directly
     float* score;   // [kBlock, columns]
@@ -124,72 +124,121 @@ class MlaDecode {
     gemm<WidenDot>(num_requests, args_.lora, args_.nope, a, b, c);
   }
 
-  // Phase 1: each (request, split, group of heads) independently.
+  // Phase 1. Where there are fewer splits than threads, all threads compute each split together.
   void attend(int64_t first, const Task* tasks, int64_t num_splits) {
-    const int64_t group = head_group(num_splits);
+    if (num_splits < args_.num_threads) return attend_together(first, tasks, num_splits);
     const int64_t rows_size = kBlock * q_words_ + kPanel, values_size = kBlock / Dot::kStep * value_row_;
-    const int64_t scratch_size = rows_size + values_size + (2 * kBlock + 1) * group;
+    const int64_t columns = heads_padded_, scratch_size = rows_size + values_size + (2 * kBlock + 1) * columns;
     Buffer<Word> scratch_buffer(args_.num_threads * scratch_size);
-    const int64_t num_groups = div_up(heads_padded_, group);
-    parallel_for(num_splits * num_groups, args_.num_threads, [&](int64_t i, int thread) {
-      const int64_t t = i / num_groups, g = i % num_groups;
+    parallel_for(num_splits, args_.num_threads, [&](int64_t t, int thread) {
       Word* rows = scratch_buffer.get() + thread * scratch_size;
       Word* values = rows + rows_size;
       float* score = reinterpret_cast<float*>(values + values_size);
-      Word* p = reinterpret_cast<Word*>(score + kBlock * group);
-      const Scratch scratch{rows, values, score, p, reinterpret_cast<float*>(p + kBlock * group)};
-      attend_split(first, tasks[t], partial(t), g * group, min_of(heads_padded_, (g + 1) * group), scratch);
+      Word* p = reinterpret_cast<Word*>(score + kBlock * columns);
+      const Scratch scratch{rows, values, score, p, reinterpret_cast<float*>(p + kBlock * columns)};
+      attend_split(first, tasks[t], partial(t), scratch);
     });
   }
 
-  // All heads together, unless that would leave threads idle. A group never straddles panels partially.
-  int64_t head_group(int64_t num_splits) const {
-    int64_t group = heads_padded_;
-    while (num_splits * div_up(heads_padded_, group) < args_.num_threads) {
-      int64_t smaller = round_up(div_up(group, 2), kPanel);
-      if (group <= kPanel) {
-        for (smaller = kPanel / 2; smaller >= group;) smaller /= 2;
-      }
-      if (smaller < max_of(Vec::kWidth, 16)) break;
-      group = smaller;
-    }
-    return group;
-  }
-
-  void attend_split(int64_t first, Task task, Partial out, int64_t head_begin, int64_t head_end, Scratch scratch) {
-    const int64_t columns = head_end - head_begin;
-    const int64_t b = first + task.request, begin = task.split * kSplit;
-    const int64_t end = min_of<int64_t>(args_.seq_len[b], begin + kSplit);
-    const Word* q =
-        query(task.request) + head_begin / query_panel_ * q_words_ * query_panel_ + head_begin % query_panel_;
-    out.max += head_begin, out.sum += head_begin, out.values += head_begin * lora_row_;
-    for (int64_t h = 0; h < columns; ++h) out.max[h] = kLowest, out.sum[h] = 0;
+  void attend_split(int64_t first, Task task, Partial out, Scratch scratch) {
+    const int64_t b = first + task.request, begin = task.split * kSplit, end = end_of(b, begin);
+    begin_sums(out, 0, heads_padded_);
     for (int64_t block = begin; block < end; block += kBlock) {
       const int64_t size = min_of(kBlock, end - block);
-      const MatrixB<Word> values = gather(b, block, size, scratch);
-      gemm<Dot>(size, columns, q_words_, {scratch.rows, q_words_}, panels(q, q_words_, query_panel_),
-                {scratch.score, columns});
-      softmax(size, columns, out, scratch);
-      const MatrixC c{out.values, lora_row_, block == begin ? nullptr : scratch.scale};
-      gemm<Dot>(min_of(head_end, heads_) - head_begin, args_.lora, words_of<Dot>(size), {scratch.p, 1, columns}, values,
-                c);
+      gather<true>(b, block, 0, size, size, scratch);
+      score(task, 0, size, scratch);
+      for (int64_t h = 0; h < heads_padded_; h += Vec::kWidth) softmax(size, h, out, scratch);
+      add_values(size, 0, args_.lora, block == begin, out, scratch);
     }
   }
 
-  // Gathers the latent rows of positions block..block + size in scratch.rows, and as B of the values. Prefetches the
-  // rows of the next block, which arrive while this block is multiplied.
-  MatrixB<Word> gather(int64_t b, int64_t block, int64_t size, Scratch scratch) const {
-    for (int64_t s = 0; s < size; ++s) {
+  // The same sums in the same order, in three loops: scores by stretches of positions, softmax by registers of heads,
+  // values by stretches of columns. Each block of a split has scratch memory of its own.
+  void attend_together(int64_t first, const Task* tasks, int64_t num_splits) {
+    constexpr int64_t kBlocks = kSplit / kBlock, kColumns = 32;
+    const int64_t rows_size = kBlock * q_words_ + kPanel, values_size = kBlock / Dot::kStep * value_row_;
+    const int64_t columns = heads_padded_;
+    const int64_t scratch_size = round_up(rows_size + values_size + (2 * kBlock + 1) * columns, 16);
+    Buffer<Word> scratch_buffer(num_splits * kBlocks * scratch_size);
+    const auto scratch_of = [&](int64_t t, int64_t block) {
+      Word* rows = scratch_buffer.get() + (t * kBlocks + block) * scratch_size;
+      Word* values = rows + rows_size;
+      float* score = reinterpret_cast<float*>(values + values_size);
+      Word* p = reinterpret_cast<Word*>(score + kBlock * columns);
+      return Scratch{rows, values, score, p, reinterpret_cast<float*>(p + kBlock * columns)};
+    };
+    const auto size_of = [&](int64_t t, int64_t block) {  // 0: the split has no such block
+      const int64_t b = first + tasks[t].request, begin = tasks[t].split * kSplit;
+      return max_of<int64_t>(0, min_of(kBlock, end_of(b, begin) - begin - block * kBlock));
+    };
+    // Stretches are even, so that no pair of positions lies in two of them.
+    const int64_t stretch = heads_ <= 32 ? 16 : 32, stretches = kBlock / stretch;
+    parallel_for(num_splits * kBlocks * stretches, args_.num_threads, [&](int64_t i) {
+      const int64_t t = i / (kBlocks * stretches), block = i / stretches % kBlocks, begin = i % stretches * stretch;
+      const int64_t size = size_of(t, block), end = min_of(size, begin + stretch);
+      if (begin >= end) return;
+      const Scratch scratch = scratch_of(t, block);
+      gather<false>(first + tasks[t].request, tasks[t].split * kSplit + block * kBlock, begin, end, size, scratch);
+      score(tasks[t], begin, end, scratch);
+    });
+    const int64_t registers = heads_padded_ / Vec::kWidth;
+    const int64_t softmax_threads = num_splits * registers > 1 ? args_.num_threads : 1;
+    parallel_for(num_splits * registers, static_cast<int>(softmax_threads), [&](int64_t i) {
+      const int64_t t = i / registers, h = i % registers * Vec::kWidth;
+      begin_sums(partial(t), h, h + Vec::kWidth);
+      for (int64_t block = 0; block < kBlocks && size_of(t, block) > 0; ++block) {
+        softmax(size_of(t, block), h, partial(t), scratch_of(t, block));
+      }
+    });
+    const int64_t parts = div_up(args_.lora, kColumns);
+    parallel_for(num_splits * parts, args_.num_threads, [&](int64_t i) {
+      const int64_t t = i / parts, begin = i % parts * kColumns, end = min_of(args_.lora, begin + kColumns);
+      for (int64_t block = 0; block < kBlocks && size_of(t, block) > 0; ++block) {
+        add_values(size_of(t, block), begin, end, block == 0, partial(t), scratch_of(t, block));
+      }
+    });
+  }
+
+  int64_t end_of(int64_t b, int64_t begin) const { return min_of<int64_t>(args_.seq_len[b], begin + kSplit); }
+
+  static void begin_sums(Partial out, int64_t begin, int64_t end) {
+    for (int64_t h = begin; h < end; ++h) out.max[h] = kLowest, out.sum[h] = 0;
+  }
+
+  // Scores of positions begin..end of a block, against all heads.
+  void score(Task task, int64_t begin, int64_t end, Scratch scratch) const {
+    gemm<Dot>(end - begin, heads_padded_, q_words_, {scratch.rows + begin * q_words_, q_words_},
+              panels(query(task.request), q_words_, query_panel_),
+              {scratch.score + begin * heads_padded_, heads_padded_});
+  }
+
+  // Adds columns begin..end of a block's values, after scaling what is there.
+  void add_values(int64_t size, int64_t begin, int64_t end, bool is_first, Partial out, Scratch scratch) const {
+    const MatrixC c{out.values + begin, lora_row_, is_first ? nullptr : scratch.scale};
+    MatrixB<Word> b = values(scratch);
+    b.data += begin / kPanel * b.panel + begin % kPanel;
+    gemm<Dot>(heads_, end - begin, words_of<Dot>(size), {scratch.p, 1, heads_padded_}, b, c);
+  }
+
+  // Gathers the latent rows of positions begin..end of a block of `size` positions in scratch.rows, and as B of the
+  // values. begin is even, end too unless it is the last. kPrefetches: rows of the next block, which arrive while this
+  // block is multiplied.
+  template <bool kPrefetches>
+  void gather(int64_t b, int64_t block, int64_t begin, int64_t end, int64_t size, Scratch scratch) const {
+    for (int64_t s = begin; s < end; ++s) {
       Word* row = scratch.rows + s * q_words_;
       entry_to_words<Dot>(args_, args_.kv_at(b, block + s), row);
-      if (block + kBlock + s < args_.seq_len[b]) prefetch(args_.kv_at(b, block + kBlock + s));
+      if (kPrefetches && block + kBlock + s < args_.seq_len[b]) prefetch(args_.kv_at(b, block + kBlock + s));
       if (Dot::kStep == 2 && s % 2) pair_rows(row - q_words_, row, s / 2, scratch);
     }
-    if (Dot::kStep == 1) return {scratch.rows, q_words_, kPanel};
-    if (size % 2) {  // the row that stands in for the missing one is multiplied by 0
+    if (Dot::kStep == 2 && end == size && size % 2) {  // the row that stands in for the missing one is multiplied by 0
       const Word* last = scratch.rows + (size - 1) * q_words_;
       pair_rows(last, last, size / 2, scratch);
     }
+  }
+
+  MatrixB<Word> values(Scratch scratch) const {
+    if (Dot::kStep == 1) return {scratch.rows, q_words_, kPanel};
     return panels(scratch.values, kBlock / 2);
   }
 
@@ -204,26 +253,26 @@ class MlaDecode {
     }
   }
 
-  // One block of the online softmax, lanes = heads: p, the running max and sum, and the factor of the earlier values.
-  void softmax(int64_t size, int64_t columns, Partial out, Scratch scratch) const {
+  // One block of the online softmax, lanes = heads from h on: p, the running max and sum, and the factor of the earlier
+  // values.
+  void softmax(int64_t size, int64_t h, Partial out, Scratch scratch) const {
+    const int64_t columns = heads_padded_;
     const Vec to_log2 = set1(args_.softmax_scale * kLog2E);
-    for (int64_t h = 0; h < columns; h += Vec::kWidth) {
-      const float* score = scratch.score + h;
-      const Vec old_max = load(out.max + h);
-      Vec new_max = old_max;
-      for (int64_t s = 0; s < size; ++s) new_max = max(new_max, load(score + s * columns) * to_log2);
-      const auto weight = [&](int64_t s) { return exp2(load(score + s * columns) * to_log2 - new_max); };
-      const Vec scale = exp2(old_max - new_max);
-      Vec sum = load(out.sum + h) * scale;
-      for (int64_t s = 0; s < size; s += Dot::kStep) {
-        const Vec even = weight(s), odd = Dot::kStep == 2 && s + 1 < size ? weight(s + 1) : zero();
-        sum = sum + (even + odd);
-        store_pair<Dot>(scratch.p + s / Dot::kStep * columns + h, even, odd);
-      }
-      store(out.max + h, new_max);
-      store(out.sum + h, sum);
-      store(scratch.scale + h, scale);
+    const float* score = scratch.score + h;
+    const Vec old_max = load(out.max + h);
+    Vec new_max = old_max;
+    for (int64_t s = 0; s < size; ++s) new_max = max(new_max, load(score + s * columns) * to_log2);
+    const auto weight = [&](int64_t s) { return exp2(load(score + s * columns) * to_log2 - new_max); };
+    const Vec scale = exp2(old_max - new_max);
+    Vec sum = load(out.sum + h) * scale;
+    for (int64_t s = 0; s < size; s += Dot::kStep) {
+      const Vec even = weight(s), odd = Dot::kStep == 2 && s + 1 < size ? weight(s + 1) : zero();
+      sum = sum + (even + odd);
+      store_pair<Dot>(scratch.p + s / Dot::kStep * columns + h, even, odd);
     }
+    store(out.max + h, new_max);
+    store(out.sum + h, sum);
+    store(scratch.scale + h, scale);
   }
 
   // Phase 2: merge the splits of each (request, head) in order, then project by W_UV.

@@ -35,7 +35,7 @@ from eprt.engine.schedule import Drafts, SampledTokens
 from eprt.engine.token_bans import apply_bans
 from eprt.gpu.readback import HostSnapshot
 from eprt.gpu.upload import upload
-from eprt.ops.draw import draw
+from eprt.ops.draw import draw, largest
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ def launch(
     apply_bans(logits_XV, row_X, position_X, rows, last_token_M)
     if masks is not None:
         masks.apply(logits_XV)
-    value_X, token_X = logits_XV.max(dim=-1)
-    token_X = torch.where(value_X.isfinite(), token_X, -1)
+    token_X = largest(logits_XV)
     drawn = np.flatnonzero(params_X["temperature"])
     if len(drawn):
         (drawn_Y,) = upload([drawn], logits_XV.device)

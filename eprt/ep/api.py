@@ -117,6 +117,14 @@ class Backend(ABC):
         callers with something to compute call dispatch() first, which takes less time."""
         return True
 
+    def is_alone(self) -> bool:
+        """Whether all slots are this rank's and rows reach experts as they are: then a caller may compute without the
+        four calls, and says so by count_alone()."""
+        return False
+
+    def count_alone(self, num_tokens: int, compute_ns: int) -> None:
+        """Counts a dispatch that no call has seen. compute_ns: in the routed experts."""
+
     # -- receives ahead of their calls, for backends whose calls only enqueue work on the current CUDA stream --
 
     def dispatch_start(self, handle: DispatchHandle) -> None:

@@ -71,6 +71,9 @@ class LocalBackend(CheckedBackend):
         (y_RH,) = state.y_RH
         return ops.sum_rows(y_RH, state.row_TK, handle.topk_weights_TK)
 
+    def is_alone(self) -> bool:
+        return True
+
     def require_restartable(self) -> None:
         """Nobody else is there."""
 

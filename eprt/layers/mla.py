@@ -12,11 +12,13 @@ from torch import Tensor
 from eprt import ops
 from eprt.config import ModelConfig
 from eprt.layers.batch import ForwardBatch
+from eprt.layers.decode_attention import AttendDecodes, normed_projection
 from eprt.layers.layer_cache import LayerCache
 from eprt.layers.linear import JoinedLinear, Linear
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import softmax_scale
 from eprt.ops.attention import PagedContext
+from eprt.ops.decode_layer import DecodeAttention
 from eprt.ops.elementwise import Rotation
 
 # The norms of both latents use their class's default, not the model's rms_norm_eps, in DeepSeek's code and everywhere.
@@ -49,6 +51,20 @@ class MLA:
         if batch.meet is not None:
             batch.meet()
         return self.weights.o(self._attend(q_nope_TNC, q_rope_TNR, batch, cache.latents, plans).flatten(1))
+
+    def between(self, norm: RMSNorm, next_norm: RMSNorm) -> AttendDecodes | None:
+        """One operator for decodes, from the norm before to the norm behind; None where there is none."""
+        c, w = self.config, self.weights
+        if w.w_kv_b.is_cuda or len(w.qkv_a.parts) > 1:
+            return None
+        q_b = None
+        if w.q_a_norm is not None:
+            assert w.q_b is not None
+            q_b = normed_projection(w.q_a_norm, w.q_b)
+        kv = w.kv_a_norm.weight_H, w.kv_a_norm.eps, self.cos_sin_PR, c.rope_interleave
+        heads = w.w_kv_b, c.num_attention_heads, c.qk_nope_head_dim, self.softmax_scale
+        behind = w.o.weight, w.o.bias_N, next_norm.weight_H, next_norm.eps
+        return AttendDecodes(DecodeAttention(normed_projection(norm, w.qkv_a.parts[0]), q_b, *kv, *heads, *behind))
 
     def _queries(self, q_TA: Tensor) -> tuple[Tensor, Tensor]:
         """Not rotated yet."""

@@ -5,6 +5,7 @@ T tokens and S slots of this rank, H hidden size, K experts per token, E logical
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from eprt.ep.group.group import EPGroup
 from eprt.ep.placement.batch_router import BatchRouter
 from eprt.ep.placement.load import LoadRecorder
 from eprt.ep.placement.slot_map import SlotMap, SlotTable
+from eprt.layers.decode_experts import DecodeParts
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate, RoutedTokens
 from eprt.layers.held import HeldExperts, HeldGate, HeldSwiglu, lasting
@@ -25,6 +27,8 @@ from eprt.layers.linear import Matrix
 from eprt.layers.lost_ranks import LostRanks
 from eprt.layers.mlp import MLP
 from eprt.layers.moe_operator import moe, moe_with_logits, number_layer
+from eprt.layers.rounds import exchange_in_rounds
+from eprt.ops.decode_layer import DecodeExperts
 from eprt.ops.weight import Weight
 
 MODES = ("normal", "low_latency")
@@ -91,6 +95,7 @@ class EPMoE(nn.Module):
         self.shared_experts: HeldSwiglu | None = None
         self.experts = HeldExperts(self._experts.pool, config.num_experts)
         self.returns_router_logits = False
+        self._decode_parts = DecodeParts()
         self._slots_to_load = {slot for slot, expert in enumerate(self.expert_of_slot) if expert >= 0}
         # int64, tokens routed to each local slot since the layer was built or reset_load() was called.
         self.register_buffer("load_S", torch.zeros(num_slots, dtype=torch.int64, device=device), persistent=False)
@@ -163,8 +168,9 @@ class EPMoE(nn.Module):
 
         def route_and_exchange() -> Tensor:
             routed = self.route(logits_TE, None if input_ids is None else input_ids.reshape(-1))
-            self.count(routed)
-            return self._exchange_in_rounds(self.ep[mode], x_TH, routed.slot_idx_TK, routed.weights_TK)
+            self.count(routed.expert_idx_TK)
+            exchange, limit = partial(self._exchange, ep := self.ep[mode]), ep.config.num_max_tokens_per_rank
+            return exchange_in_rounds(exchange, limit, x_TH, routed.slot_idx_TK, routed.weights_TK)
 
         y = (route_and_exchange() if self._lost is None else self._lost.run(route_and_exchange)).view(hidden_TH.shape)
         return (y, logits_TE.to(hidden_TH.dtype)) if self.returns_router_logits else y
@@ -191,19 +197,6 @@ class EPMoE(nn.Module):
         y_TH = ep.combine(self.compute(ep, handle, received), handle)
         return y_TH if shared_TH is None else y_TH + shared_TH, received.num_rounds
 
-    def _exchange_in_rounds(self, ep: Backend, x_TH: Tensor, slot_idx_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """In rounds of at most num_max_tokens_per_rank tokens, as many as the rank with the most tokens needs."""
-        limit = ep.config.num_max_tokens_per_rank
-        own_rounds = max(1, -(-x_TH.shape[0] // limit))
-        all_rounds, parts = own_rounds, []
-        while (done := len(parts)) < all_rounds:
-            rows = slice(done * limit, (done + 1) * limit)
-            rounds_left = max(1, own_rounds - done)
-            y_TH, announced = self._exchange(ep, x_TH[rows], slot_idx_TK[rows], weights_TK[rows], rounds_left)
-            all_rounds = max(all_rounds, done + announced)
-            parts.append(y_TH)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
     # -- the parts of a forward pass; moe_step.py puts them in other orders --
 
     def router_logits(self, x_TH: Tensor) -> Tensor:
@@ -223,13 +216,20 @@ class EPMoE(nn.Module):
         slot_idx_TK = self._router.slot_idx(self._row, self.slot_map, expert_idx_TK)
         return RoutedTokens(weights_TK, expert_idx_TK, slot_idx_TK)
 
-    def count(self, routed: RoutedTokens, first_row: int = 0) -> None:
+    def for_decodes(self, num_tokens: int) -> DecodeExperts | None:
+        """What computes so many decodes in one operator; None where that takes the parts here, one by one."""
+        if self._router is not None or self._gate is None:
+            return None
+        parts = self._gate, self._slot_table.only_slot_L, self._experts, self._shared, self.load_S
+        return self._decode_parts.for_tokens(num_tokens, *parts)
+
+    def count(self, expert_idx_TK: Tensor, first_row: int = 0) -> None:
         """Counts the choices of these tokens. Nothing of a forward pass waits for it.
 
         first_row: where these tokens begin among the step's rows.
         """
         if self._recorder is not None:
-            self._recorder.record(self._row, routed.expert_idx_TK, first_row)
+            self._recorder.record(self._row, expert_idx_TK, first_row)
 
     def count_received(self, received: Received) -> None:
         """Adds to load_S. Nothing of a forward pass waits for it."""

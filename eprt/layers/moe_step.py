@@ -4,11 +4,13 @@ from typing import Any
 
 from torch import Tensor
 
+from eprt import ops
 from eprt.ep.api import DispatchHandle, Received
 from eprt.layers.gate import RoutedTokens
 from eprt.layers.layer_step import Layer, LayerStep, Microbatch
 from eprt.layers.moe import EPMoE
 from eprt.layers.sm_split import ONE_PROGRAM_PER_TILE, device_sms
+from eprt.ops.decode_layer import DecodeExperts
 
 
 class MoEStep(LayerStep):
@@ -18,6 +20,7 @@ class MoEStep(LayerStep):
     their memory may be used again (lanes.py).
 
     signal: for combine_send tile by tile, from the backend; None: outputs leave when all are there.
+    decode_experts: for mix(), which takes the place of all from gate to combine.
     """
 
     routed: RoutedTokens  # the gate's choice
@@ -27,9 +30,18 @@ class MoEStep(LayerStep):
     y_TH: Tensor  # their sums, token by token
     shared_TH: Tensor | None  # of the shared expert, where the layer has one
 
-    def __init__(self, layer: Layer, moe: EPMoE, microbatch: Microbatch, cache: Any, signal: Any = None):
+    def __init__(
+        self,
+        layer: Layer,
+        moe: EPMoE,
+        microbatch: Microbatch,
+        cache: Any,
+        signal: Any = None,
+        decode_experts: DecodeExperts | None = None,
+    ):
         super().__init__(layer, microbatch, cache)
         self.moe, self.ep, self.signal = moe, moe.ep[microbatch.batch.mode], signal
+        self.decode_experts = decode_experts
 
     def gate(self) -> None:
         batch, logits_TE = self.microbatch.batch, self.moe.router_logits(self.h_TH)
@@ -51,7 +63,7 @@ class MoEStep(LayerStep):
         self.shared_TH = self.moe.share(self.h_TH)
 
     def count(self) -> None:
-        self.moe.count(self.routed, self.microbatch.batch.first_row)
+        self.moe.count(self.routed.expert_idx_TK, self.microbatch.batch.first_row)
         self.moe.count_received(self.received)
 
     def experts(self) -> None:
@@ -74,6 +86,14 @@ class MoEStep(LayerStep):
 
     def combine_recv(self) -> None:
         self.y_TH = self.ep.combine_recv(self.handle)
+
+    def mix(self) -> None:
+        assert self.decode_experts is not None
+        batch = self.microbatch.batch
+        mixed = ops.mix_decodes(self.h_TH, batch.token_id_T, self.decode_experts)
+        self.moe.count(mixed.expert_idx_TK, batch.first_row)
+        self.ep.count_alone(mixed.num_tokens, mixed.compute_ns)
+        self.y_TH, self.shared_TH = mixed.y_TH, None
 
     def add(self) -> None:
         self.microbatch.x_TH = self.layer.add_output(self.microbatch, self.y_TH, self.shared_TH)

@@ -12,8 +12,19 @@ from eprt.layers.lanes import Lanes
 from eprt.layers.layer_step import Layer, LayerStep, Microbatch
 from eprt.layers.moe import EPMoE
 from eprt.layers.moe_step import MoEStep
-from eprt.layers.schedules import DENSE, IN_TURN, PAUSE, PLAIN, SINGLE_BATCH, SINGLE_BATCH_TILES, TWO_BATCH, Stage
+from eprt.layers.schedules import (
+    ALONE,
+    DENSE,
+    IN_TURN,
+    PAUSE,
+    PLAIN,
+    SINGLE_BATCH,
+    SINGLE_BATCH_TILES,
+    TWO_BATCH,
+    Stage,
+)
 from eprt.layers.sm_split import device_sms, send_sms, tile_rows
+from eprt.ops.decode_layer import DecodeExperts
 
 
 def run_layers(
@@ -52,11 +63,20 @@ def begin_step(layer: Layer, microbatch: Microbatch, cache: Any) -> tuple[LayerS
     if overlap == "tbo":
         return MoEStep(layer, moe, microbatch, cache), TWO_BATCH
     if overlap == "none":
+        if (decode_experts := _decode_experts(moe, microbatch.batch)) is not None:
+            return MoEStep(layer, moe, microbatch, cache, decode_experts=decode_experts), ALONE
         schedule = PLAIN if moe.ep[microbatch.batch.mode].sends_in_background() else IN_TURN
         return MoEStep(layer, moe, microbatch, cache), schedule
     signal = _tile_signal(moe, microbatch.batch) if cache.is_cuda else None
     step = MoEStep(layer, moe, microbatch, cache, signal)
     return step, SINGLE_BATCH if signal is None else SINGLE_BATCH_TILES
+
+
+def _decode_experts(moe: EPMoE, batch: ForwardBatch) -> DecodeExperts | None:
+    """For one operator in place of all from gate to combine; None where there are others, or more than decodes."""
+    if batch.num_decode < batch.num_tokens or not moe.ep[batch.mode].is_alone():
+        return None
+    return moe.for_decodes(batch.num_tokens)
 
 
 def _tile_signal(moe: EPMoE, batch: ForwardBatch) -> Any:

@@ -19,7 +19,8 @@ and where sending takes long enough (sm_split.py), combine send runs beside the 
     comm                                  | combine send: each tile of rows when it is there |
 
 Without overlap, tokens travel beside the shared expert where the backend sends in the background (PLAIN); else dispatch
-is one call, before the shared expert (IN_TURN).
+is one call, before the shared expert (IN_TURN). A rank that has all experts sends nothing: its decodes go from gate to
+combine in one operator (ALONE).
 
 Every rank follows the same schedule in a step, so that all ranks' exchanges come in the same order.
 """
@@ -77,6 +78,13 @@ IN_TURN = (
     Stage(MoEStep.count),
     Stage(MoEStep.experts),
     Stage(MoEStep.combine),
+    Stage(MoEStep.add),
+)
+
+# Where all experts are on this rank and a step has decodes alone: one operator from gate to combine.
+ALONE = (
+    Stage(MoEStep.attention),
+    Stage(MoEStep.mix),
     Stage(MoEStep.add),
 )
 

@@ -54,6 +54,9 @@ class SparseMLA(MLA):
         out_TNV[rows.whole_W], out_TNV[rows.row_X] = out_WNV, out_XNV
         return w.o(out_TNV.flatten(1))
 
+    def between(self, norm: RMSNorm, next_norm: RMSNorm) -> None:
+        """Tokens are chosen amid attention."""
+
     def _attend_chosen(
         self,
         h_XH: Tensor,

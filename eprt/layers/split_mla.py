@@ -69,6 +69,9 @@ class SplitMLA(MLA):
         heads_TW = self._attend(*queries, rows.batch, cache.latents, plans).flatten(1)
         return self._gather(heads_TW, rows) if self.team.shares.gathers else self._reduce(heads_TW, rows)
 
+    def between(self, norm: RMSNorm, next_norm: RMSNorm) -> None:
+        """Its ranks meet amid attention."""
+
     def _share_inputs(
         self, input_TA: Tensor, batch: ForwardBatch, rows: TeamRows | None, plans: dict[str, Any]
     ) -> TeamRows:

@@ -36,9 +36,14 @@ class DecoderLayer:
     def __init__(self, attention_norm: RMSNorm, attention: MLA, mlp_norm: RMSNorm, mlp: MLP | EPMoE):
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
+        self._attend_decodes = attention.between(attention_norm, mlp_norm)
 
     def attend(self, microbatch: Microbatch, cache: LayerCache) -> tuple[Tensor, Tensor]:
         m = microbatch
+        if self._attend_decodes is not None:
+            both = self._attend_decodes(m.x_TH, m.batch, cache)
+            if both is not None:
+                return both
         attended_TH = self.attention(m.x_TH, self.attention_norm, m.batch, cache, m.plans)
         return self.mlp_norm.add(attended_TH, m.x_TH)
 

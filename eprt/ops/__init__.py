@@ -4,6 +4,7 @@ Knows tensors and their formats, nothing of layers, ranks or requests.
 """
 
 from eprt.ops import attention, checksum, choices, elementwise, indexer, replicas, rows, token_mask
+from eprt.ops import decode_layer as decode_layers
 from eprt.ops import gate as gates
 from eprt.ops import linear as products
 from eprt.ops.by_device import by_device, gpu_only
@@ -12,6 +13,7 @@ from eprt.ops.weight import Weight, quantize_fp8, quantize_int8
 add_checksum = by_device(checksum.add_checksum)
 add_rms_norm = by_device(elementwise.add_rms_norm)
 add_rows = by_device(rows.add_rows)
+attend_decodes = decode_layers.attend_decodes  # on CPUs alone
 cache_insert = by_device(attention.cache_insert)
 choose_slots = by_device(replicas.choose_slots)
 count_choices = by_device(choices.count_choices)
@@ -27,6 +29,7 @@ index_topk = by_device(indexer.index_topk)
 latent_insert = by_device(attention.latent_insert)
 linear = by_device(products.linear)
 mask_tokens = by_device(token_mask.mask_tokens)
+mix_decodes = decode_layers.mix_decodes  # on CPUs alone
 mla_chosen = by_device(indexer.mla_chosen)
 mla_decode = by_device(attention.mla_decode)
 mla_extend = by_device(attention.mla_extend)

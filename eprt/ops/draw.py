@@ -1,4 +1,5 @@
-"""One draw per row of logits: temperature, truncation, inverse of the cumulative distribution.
+"""One token per row of logits: the largest, or a draw by temperature, truncation and the inverse of the cumulative
+distribution.
 
 Knows no random generator: the caller draws u.
 """
@@ -14,6 +15,24 @@ _PARAMETERS = (("temperature", np.float32), ("min_p", np.float64), ("top_k", np.
 
 # Logits that plain torch processes at once: a dozen intermediates of this size, some fp64, exist at a time.
 _BLOCK_ELEMENTS = 1 << 24
+
+
+def largest(logits_XV: Tensor) -> Tensor:
+    """int64 [X]: the token of each row's largest logit, the lowest among equals; -1 where a logit is NaN or the largest
+    is infinite. logits_XV: fp32. A kernel looks on CPUs, torch elsewhere."""
+    if not logits_XV.is_cpu:
+        value_X, token_X = logits_XV.max(dim=-1)
+        return torch.where(value_X.isfinite(), token_X, -1)
+    _check_logits(logits_XV)
+    token_X = torch.empty(len(logits_XV), dtype=torch.int64)
+    logits = logits_XV if logits_XV.stride(1) == 1 else logits_XV.contiguous()
+    native.load().largest(logits, token_X, torch.get_num_threads())
+    return token_X
+
+
+def _check_logits(logits_XV: Tensor) -> None:
+    if logits_XV.dim() != 2 or logits_XV.dtype != torch.float32 or logits_XV.shape[1] == 0:
+        raise ValueError(f"logits must be float32 [rows, vocabulary], got {logits_XV.dtype} {tuple(logits_XV.shape)}")
 
 
 def draw(
@@ -39,8 +58,7 @@ def draw(
     A kernel draws on CPUs, torch elsewhere, without waiting for the device. A row of NaN or infinite logits gives an
     arbitrary token. ValueError for logits or rows of a wrong dtype, shape or value.
     """
-    if logits_XV.dim() != 2 or logits_XV.dtype != torch.float32 or logits_XV.shape[1] == 0:
-        raise ValueError(f"logits must be float32 [rows, vocabulary], got {logits_XV.dtype} {tuple(logits_XV.shape)}")
+    _check_logits(logits_XV)
     if len(row_Y) and not 0 <= row_Y.min() <= row_Y.max() < len(logits_XV):
         raise ValueError(f"rows {row_Y.min()}..{row_Y.max()} were asked for; there are {len(logits_XV)}")
     given = {"temperature": temperature, "min_p": min_p, "top_k": top_k, "top_p": top_p, "u": u}

@@ -24,7 +24,7 @@ class GateRule:
 
 
 # As in gate.h.
-_SCORINGS = {"softmax": 0, "softmax_topk": 0, "sigmoid": 1, "sqrtsoftplus": 2}
+SCORINGS = {"softmax": 0, "softmax_topk": 0, "sigmoid": 1, "sqrtsoftplus": 2}
 
 
 def gate_topk(
@@ -75,7 +75,7 @@ def _choose(
     native.load().gate_topk(
         logits_TE.contiguous(),
         None if bias_E is None else bias_E.contiguous(),
-        _SCORINGS[rule.scoring],
+        SCORINGS[rule.scoring],
         n_group,
         topk_group,
         rule.norm_topk_prob,

@@ -68,6 +68,7 @@ class CpuBackend(CheckedBackend):
         self._ops = ops = native.load()
         self._dispatch_send, self._dispatch_recv = ops.ep_dispatch_send.default, ops.ep_dispatch_recv.default
         self._combine_send, self._combine_recv = ops.ep_combine_send.default, ops.ep_combine_recv.default
+        self._count_alone = ops.ep_count_alone.default
         self._map_memory()
         if not group.view.is_full:
             self.restart(1)
@@ -186,6 +187,12 @@ class CpuBackend(CheckedBackend):
             self._ops.ep_sum_own(self._exchange, epoch, y_TH)
         self._order.complete(COMBINE_RECV, epoch)
         return y_TH
+
+    def is_alone(self) -> bool:
+        return self.group.size == 1 and not self._num_scales
+
+    def count_alone(self, num_tokens: int, compute_ns: int) -> None:
+        self._count_alone(self._exchange, num_tokens, compute_ns)
 
     # -- beside the calls --
 

@@ -107,6 +107,7 @@ class SlotMap:
 class SlotTable:
     """A layer's slot map on the device where its tokens are, and the count by which they go to replicas.
 
+    only_slot_L: int64 [L + 1], the slot of each expert, the last is -1; None where a placement gives one several.
     in_place (default: on GPUs): its tensors keep their addresses under every placement of these slots, so that a
     recorded CUDA graph follows the next one; they change in the order of the current stream.
     """
@@ -115,6 +116,7 @@ class SlotTable:
         self._in_place = torch.device(device).type != "cpu" if in_place is None else in_place
         self._width = slot_map.num_slots - slot_map.num_experts + 1  # no expert can have more replicas
         self._slot_LX, self._bound_LX = (table.to(device) for table in self._tables(slot_map))
+        self.only_slot_L = self._only_slots()
         self._sent_L = torch.zeros(slot_map.num_experts + 1, dtype=torch.int64, device=device)
 
     def set(self, slot_map: SlotMap) -> None:
@@ -125,10 +127,9 @@ class SlotTable:
             overwrite(self._bound_LX, bound_LX)
         else:
             self._slot_LX, self._bound_LX = slot_LX, bound_LX
+            self.only_slot_L = self._only_slots()
 
-    @property
-    def only_slot_L(self) -> Tensor | None:
-        """int64 [L + 1]: the slot of each expert, where no placement gives one several; the last is -1."""
+    def _only_slots(self) -> Tensor | None:
         return self._slot_LX.view(-1) if self._slot_LX.shape[1] == 1 else None
 
     def slot_idx(self, expert_idx_TK: Tensor) -> Tensor:

@@ -5,19 +5,22 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from eprt.diagnostics.inject import FaultyBackend
 
 from eprt import LLM, EPGroup, EPMoE, SamplingParams
 from eprt.ep.exchange import Exchange
 from eprt.ep.nvlink.low_latency_backend import NvlinkLowLatencyBackend
+from eprt.ep.placement.slot_map import SlotMap
 from eprt.layers.lanes import Lanes
 from eprt.layers.layer_step import LayerStep, Microbatch
 from eprt.layers.overlap import begin_step, run_layers
-from eprt.layers.schedules import DENSE, IN_TURN, PAUSE, PLAIN, SINGLE_BATCH, TWO_BATCH
+from eprt.layers.schedules import ALONE, DENSE, IN_TURN, PAUSE, PLAIN, SINGLE_BATCH, TWO_BATCH
 from tests import tiny
 from tests.fake_gpu import Group
 from tests.paths import DEMO
-from tests.unit.layers.cases import HIDDEN, IdleLayer, IdleMoE, batch_of
+from tests.unit.layers.cases import HIDDEN, NUM_EXPERTS, WIDTH, IdleLayer, IdleMoE, batch_of, filled
 from tests.unit.layers.test_schedules import SLOTS, config_in, make_backend
 
 
@@ -101,6 +104,25 @@ def test_which_schedule_a_layer_follows(gpu):
         assert its_schedule is schedule and isinstance(step, LayerStep)
 
 
+def schedule_of(moe: EPMoE, num_decode: int = 3, backend: Any = None):
+    if backend is not None:
+        moe.ep.wrap(lambda _: backend)
+    batch = batch_of([1] * 3, [4] * 3, num_decode, overlap="none")
+    return begin_step(IdleLayer(moe), Microbatch(batch, torch.zeros(3, WIDTH)), torch.empty(0))[1]
+
+
+def test_decodes_of_a_rank_alone_take_one_operator():
+    """Not where the exchange changes rows on their way, experts have replicas, or faults are put between the calls."""
+    assert schedule_of(filled()) is ALONE
+    assert schedule_of(filled(), num_decode=2) is PLAIN
+    config = replace(filled().ep["normal"].config, payload="fp8")
+    assert schedule_of(filled(), backend=make_backend("cpu", config, EPGroup.single())) is PLAIN
+    assert schedule_of(filled(), backend=make_backend("reference", config, EPGroup.single())) is PLAIN
+    assert schedule_of(filled(), backend=FaultyBackend(filled().ep["normal"], [], None)) is PLAIN  # type: ignore
+    replicated = SlotMap.from_row(np.array([0, 1, 2, 3, 4, 5, 0, -1]), NUM_EXPERTS)
+    assert schedule_of(filled(slot_map=replicated)) is PLAIN
+
+
 def test_one_rank_computes_the_same_with_every_overlap():
     texts = ["What is 12 + 30?", "Count from 3 to 20.", "a"]
     tokens = []
@@ -130,7 +152,7 @@ class CallLog:
 
 @torch.no_grad()
 def test_every_schedule_computes_what_forward_computes():
-    """Bit for bit; and the plain schedule makes the same calls in the same order."""
+    """Bit for bit; and the plain schedule makes the same calls in the same order, for decodes of one rank none."""
     block = tiny.make_moe_block("v3")
     plain, staged = EPMoE.from_hf(block, EPGroup.single()), EPMoE.from_hf(block, EPGroup.single())
     assert plain.shared_experts is not None
@@ -139,14 +161,14 @@ def test_every_schedule_computes_what_forward_computes():
     staged.ep.wrap(CallLog)
     want_TH = x_TH + plain(x_TH)
     made, staged.ep["normal"].calls[:] = list(plain.ep["normal"].calls), []
-    for overlap in ("none", "sbo", "tbo"):
-        batch = batch_of([1] * 5, [3] * 5, 5, overlap=overlap, split=None)
+    for overlap, num_decode in (("none", 4), ("none", 5), ("sbo", 5), ("tbo", 5)):
+        batch = batch_of([1] * 5, [3] * 5, num_decode, overlap=overlap, split=None)
         y_TH = run_layers([IdleLayer(staged)], x_TH, batch, [torch.empty(0)], Lanes())
         assert torch.equal(y_TH, want_TH), overlap
-        calls, staged.ep["normal"].calls[:] = list(staged.ep["normal"].calls), []
+        calls, staged.ep["normal"].calls[:] = [c for c in staged.ep["normal"].calls if c != "is_alone"], []
         if overlap == "none":
-            assert calls == made
+            assert calls == (made if num_decode < 5 else []) + ["count_alone"] * (num_decode == 5)
         if overlap == "sbo":
             assert not {"dispatch_send", "dispatch_recv", "combine_send", "combine_recv"} & set(calls)
-    assert staged.expert_load() == [3 * count for count in plain.expert_load()]
+    assert staged.expert_load() == [4 * count for count in plain.expert_load()]
     assert isinstance(plain.ep, Exchange)

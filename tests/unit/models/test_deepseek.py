@@ -2,11 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
-from eprt import EngineConfig, EPGroup
+from eprt import EngineConfig, EPGroup, EPMoE, ops
+from eprt.layers.decode_attention import AttendDecodes
 from eprt.models.loader import load_model
+from eprt.ops import decode_layer
 from tests import tiny
 from tests.paged import PagedRunner, fp8_cache_is_a_cache_of_rounded_entries
 
@@ -71,6 +74,31 @@ def test_decode_and_prefill_share_a_step(golden, variant):
             seen[request].append(logits)
     for request, parts in seen.items():
         assert_close(torch.cat(parts), tiny.golden_logits(hf_model, request.tokens))
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}], ids=str)
+@variants
+def test_a_decodes_operators_give_the_bits_of_those_one_by_one(golden, variant, options, monkeypatch):
+    """A step of decodes takes two operators a layer; V3.2's attention, and every other step, all of them."""
+    model = load(golden(variant)[1], **options)
+    prompts, results, mixed = tiny.prompts(lengths=(20, 9, 31)), [], []
+    monkeypatch.setattr(ops, "mix_decodes", lambda *given: mixed.append(given) or decode_layer.mix_decodes(*given))
+    for joined in (True, False):
+        if not joined:
+            monkeypatch.setattr(AttendDecodes, "__call__", lambda *_: None)
+            monkeypatch.setattr(EPMoE, "for_decodes", lambda *_: None)
+        runner, load_before = PagedRunner(model), np.array(model.expert_load())
+        requests = [runner.request(prompt) for prompt in prompts]
+        runner.forward([(request, len(request.tokens)) for request in requests])
+        seen = []
+        for token in (7, 3):
+            for request in requests:
+                request.tokens.append(token)
+            seen += runner.forward([(request, 1) for request in requests])
+        results.append((seen, np.array(model.expert_load()) - load_before))
+        assert len(mixed) == 2 * len(model.moe_layers())
+    (one, one_load), (other, other_load) = results
+    assert all(map(torch.equal, one, other)) and (one_load == other_load).all()
 
 
 def test_shared_prefix_pages_give_the_same_logits(golden):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from eprt.ops import draw as draw_module
-from eprt.ops.draw import draw
+from eprt.ops.draw import draw, largest
 from tests import reference_ops as reference
 
 # Kernel and oracle round weights and sums differently: near a boundary of the cumulative distribution, or of top_p and
@@ -136,3 +136,24 @@ def test_bad_arguments_are_named():
         draw(logits_XV, np.arange(1, 5), **given)
     with pytest.raises(ValueError, match=r"top_p has shape \(3,\), there are 4 rows"):
         draw(logits_XV, np.arange(4), **{**given, "top_p": given["top_p"][:3]})
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 64, 8192, 8193, 33_000])
+def test_the_largest_is_the_first_of_equals_and_a_number(isa, vocab):
+    logits_XV, _ = make(12, vocab, seed=vocab, coarse=True)
+    logits_XV[1] = 2.5
+    logits_XV[2, vocab // 2] = float("nan")
+    logits_XV[3, vocab - 1] = float("inf")
+    logits_XV[4] = -float("inf")
+    logits_XV[5, : vocab // 2] = -float("inf")
+    logits_XV[6] = float("nan")
+    logits_XV[7, vocab // 3 :] = -3e38
+    before = torch.get_num_threads()
+    try:
+        for num_threads in (1, 5):
+            torch.set_num_threads(num_threads)
+            for rows in (logits_XV, logits_XV[3:4], logits_XV[::2], logits_XV[:0], logits_XV[:, : vocab // 2 + 1]):
+                value_X, token_X = rows.max(dim=-1)
+                assert torch.equal(largest(rows), torch.where(value_X.isfinite(), token_X, -1))
+    finally:
+        torch.set_num_threads(before)
