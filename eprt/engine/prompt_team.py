@@ -3,12 +3,12 @@
 A rank that has a chunk of a prompt to compute offers it: it shows its tokens and the request's pages in memory that the
 team shares. The headers of the step tell all ranks how large the offers are, so all know which of them are split, and
 how (prompt_split.py). Then each rank computes its pieces as further requests of its batch, its guests. All ranks have
-all ranks' pages (team_pages.py), so a guest's entries go straight where they belong; in each layer the team's ranks wait
-for each other when these are written, and then read what they need.
+all ranks' pages (team_pages.py), so a guest's entries go straight where they belong; in each layer the team's ranks
+wait for each other when these are written, and then read what they need.
 
 The owner's requests never leave it: it keeps rows and pages, samples, and tells the client. A step that is thrown away
 is the owner's to undo; nobody computes for it any more when its pages have another owner. On CPUs, because the next
-headers come only once all have computed the step. On GPUs, where a host is ahead of its GPU, because the team meets once
+headers come only once all have computed the step. On GPUs, whose hosts are ahead of them, because the team meets once
 more before anything of the next step is launched.
 """
 

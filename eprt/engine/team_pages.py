@@ -82,7 +82,11 @@ class TeamPages:
         torch.cuda.empty_cache()  # what torch keeps of the weights' loading is not free for others
         try:
             memory = AdjacentGpuMemory(group, per_rank * page_bytes, desk)
-        except CudaError as error:
+        except (CudaError, ValueError) as error:
+            if desk is not None:
+                desk.close()
+            if isinstance(error, ValueError):
+                raise  # it names what is wrong with these GPUs
             size_gb = per_rank * page_bytes / 2**30
             raise MemoryError(
                 f"the KV cache takes {size_gb:.1f} GB (2**30 bytes) on each GPU, where the others map it, which fails: "
