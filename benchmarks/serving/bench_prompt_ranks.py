@@ -9,8 +9,8 @@ Rank 0 gets one prompt; the other ranks have nothing else to do. The same engine
 split    the ranks compute a part of its tokens each
 alone    rank 0 computes all of them, and the others only their experts, as without --prompt-ranks
 
-ratio is split over alone, the median of the turns'; on CPUs, cpu is the processor time of the rank that takes most, which on a
-crowded machine says more. --layers of the model's, with dummy weights. The prefix cache is off.
+ratio is split over alone, the median of the turns'; on CPUs, cpu is the processor time of the rank that takes most,
+which on a crowded machine says more. --layers of the model's, with dummy weights. The prefix cache is off.
 """
 
 import argparse
