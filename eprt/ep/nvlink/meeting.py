@@ -51,16 +51,16 @@ class DeviceMeeting:
         if group.size > MAX_RANKS:
             raise ValueError(f"[rank {group.rank}/{group.size}] at most {MAX_RANKS} ranks can meet on their GPUs")
         self._group = group
-        timeout_s = env.get("EPRT_GPU_TIMEOUT_S") if timeout_s is None else timeout_s
+        waits_s: float = env.get("EPRT_GPU_TIMEOUT_S") if timeout_s is None else timeout_s
         memory_type = SymmetricMemory if group.fd_desk() is None else ElasticMemory
         self._memory = memory_type(group, 2 * 4 * group.size)
         self._mask = RankMask(group.size)
         self._failure, self._waiting = HostWords(4), HostWords(2)
         self._kernel_wait = KernelWait(self._waiting.words)
-        self._context = CallContext(group, timeout_s, 1, 1, deadline="EPRT_GPU_TIMEOUT_S")
+        self._context = CallContext(group, waits_s, 1, 1, deadline="EPRT_GPU_TIMEOUT_S")
         self._kernel = Kernel(source(group.size, this_arch()), "eprt::meet", _THREADS)
         words = self._mask.told.device_ptr, self._failure.device_ptr, self._waiting.device_ptr
-        deadline = Deadline(deadline_ns(timeout_s), self._mask.on_gpu.data_ptr(), *words)
+        deadline = Deadline(deadline_ns(waits_s), self._mask.on_gpu.data_ptr(), *words)
         team = sum(1 << rank for rank in ranks)
         params = {"peer": tuple(self._memory.peer_ptr), "deadline": deadline, "team": team, "rank": group.rank}
         self._launch = Launch(self._kernel, meet_struct(group.size)(**params))
