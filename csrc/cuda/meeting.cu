@@ -1,8 +1,8 @@
-// Ranks of a team wait for each other on their GPUs: what each of them launched before, on the same stream, is there for
-// what all of them launch behind.
+// Ranks of a team wait for each other on their GPUs: what each of them launched before, on the same stream, is there
+// for what all of them launch behind.
 //
-// The kernels before have ended when this one runs, so the release covers what they wrote, also into other GPUs' memory;
-// the kernels behind begin when it has ended, after the acquire.
+// The kernels before have ended when this one runs, so the release covers what they wrote, also into other GPUs'
+// memory; the kernels behind begin when it has ended, after the acquire.
 //
 // Compile-time constants: NUM_RANKS (<= 32).
 #include "common.cuh"
@@ -13,7 +13,8 @@ constexpr int kRanks = NUM_RANKS;
 static_assert(kRanks <= kWarp, "a lane stands for a rank");
 
 struct MeetParams {
-  uint64_t peer[kRanks];  // address of each rank's flags, as mapped here: [2][R], by the epoch's parity and who raises it
+  uint64_t
+      peer[kRanks];  // address of each rank's flags, as mapped here: [2][R], by the epoch's parity and who raises it
   Deadline deadline;
   uint32_t team;   // a bit for each rank that meets
   uint32_t epoch;  // of this meeting, never 0; its parity is other than that of the one before
