@@ -13,8 +13,7 @@ constexpr int kRanks = NUM_RANKS;
 static_assert(kRanks <= kWarp, "a lane stands for a rank");
 
 struct MeetParams {
-  uint64_t
-      peer[kRanks];  // address of each rank's flags, as mapped here: [2][R], by the epoch's parity and who raises it
+  uint64_t peer[kRanks];  // address of each rank's flags, as mapped here: [2][R], by the epoch's parity and who raises
   Deadline deadline;
   uint32_t team;   // a bit for each rank that meets
   uint32_t epoch;  // of this meeting, never 0; its parity is other than that of the one before

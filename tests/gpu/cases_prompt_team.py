@@ -46,10 +46,16 @@ def answer(group: EPGroup, one_by_one: bool, dtype: str, num_tokens: int = 12, *
         stats = llm.engine.stats()
         assert stats.kv_pages_used_now == 0 and not llm.engine.has_work
         shares = llm.engine.config.prompt_ranks > 1
-        assert (stats.num_split_steps > 4) == shares, stats.num_split_steps
-        if options["kv_cache_gb"] < 0.01:
+        assert (stats.num_split_steps > 0) == shares, stats.num_split_steps
+        if shares and options["kv_cache_gb"] < 0.01:
             assert sum(group.allgather(stats.num_preemptions)) > 0
     return answers
+
+
+def answer_alone(group: EPGroup, *arguments: Any, **options: Any) -> list[Any]:
+    """Of one GPU, the first rank's, by itself."""
+    mine = answer(EPGroup.single(), *arguments, **options) if group.rank == 0 else None
+    return group.allgather(mine)[0]
 
 
 def compare(name: str, got: list[Any], want: list[Any], error: float) -> None:
@@ -77,9 +83,13 @@ def answers_in_float32(group: EPGroup) -> None:
         ("whole", True, {"chunk_size": 1400}),
         ("chunks", False, {"chunk_size": 200, "page_size": 16}),
         ("drafts", True, drafts),
-        ("few pages", False, {"chunk_size": 100, "kv_cache_gb": 0.0032, "page_size": 16, "max_num_seqs": 3}),
+        (
+            "few pages",
+            False,
+            {"chunk_size": 100, "kv_cache_gb": 0.0019, "page_size": 16, "max_num_seqs": 3, "num_tokens": 60},
+        ),
     ):
-        want = answer(EPGroup.single(), one_by_one, "float32", **options)
+        want = answer_alone(group, one_by_one, "float32", **options)
         got = answer(group, one_by_one, "float32", prompt_ranks=group.size, **options)
         compare(f"float32 {name}, {group.size} ranks", got, want, FP32_ERROR)
 
@@ -90,7 +100,7 @@ def answers_in_bfloat16(group: EPGroup) -> None:
         ("whole", True, {"chunk_size": 1400}),
         ("fp8 cache, chunks", False, {"chunk_size": 256, "kv_cache_dtype": "fp8"}),
     ):
-        want = answer(EPGroup.single(), one_by_one, "bfloat16", num_tokens=3, **options)
+        want = answer_alone(group, one_by_one, "bfloat16", num_tokens=3, **options)
         got = answer(group, one_by_one, "bfloat16", num_tokens=3, prompt_ranks=group.size, **options)
         compare(f"bfloat16 {name}, {group.size} ranks", got, want, BF16_ERROR)
 
