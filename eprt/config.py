@@ -147,11 +147,10 @@ class EngineConfig:
         self._check_teams()
 
     def _check_teams(self) -> None:
-        """Of ranks that share prompts or attention."""
-        for name, what in (("prompt_ranks", "one prompt"), ("attention_tp", "attention")):
-            where = f"on CPUs only, so far, not with --device {self.device}; leave it out"
-            on_cpu = getattr(self, name) == 1 or self.device == "cpu"
-            self._require(on_cpu, name, f"{what} over several ranks works {where}")
+        """Of ranks that share attention."""
+        where = f"on CPUs only, so far, not with --device {self.device}; leave it out"
+        on_cpu = self.attention_tp == 1 or self.device == "cpu"
+        self._require(on_cpu, "attention_tp", f"attention over several ranks works {where}")
         goes = self.attention_tp > 1 or self.attention_tp_form == "gather"
         self._require(goes, "attention_tp_form", "is for --attention-tp above 1; give that too, or leave it out")
 

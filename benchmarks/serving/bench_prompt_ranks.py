@@ -1,14 +1,16 @@
-"""One prompt over several CPU ranks (--prompt-ranks): time to first token, split against not.
+"""One prompt over several ranks (--prompt-ranks): time to first token, split against not.
 
     mpirun -n 2 --bind-to none python -m benchmarks.serving.bench_prompt_ranks --threads 1
+    mpirun -n 2 python -m benchmarks.serving.bench_prompt_ranks --device cuda --shape v3 --layers 12 --tokens 8192 \
+        --chunks 8192
 
 Rank 0 gets one prompt; the other ranks have nothing else to do. The same engine computes it both ways, in turns:
 
 split    the ranks compute a part of its tokens each
 alone    rank 0 computes all of them, and the others only their experts, as without --prompt-ranks
 
-ratio is split over alone, the median of the turns'; cpu is the processor time of the rank that takes most, which on a
-crowded machine says more. --layers of the model's, with dummy weights. The prefix cache is off.
+ratio is split over alone, the median of the turns'; on CPUs, cpu is the processor time of the rank that takes most,
+which on a crowded machine says more. --layers of the model's, with dummy weights. The prefix cache is off.
 """
 
 import argparse
@@ -63,17 +65,21 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, nargs="+", default=[512, 2048], help="--chunk-size")
     parser.add_argument("--threads", type=int, help="of each rank; default: its share of the cores")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
+    on_gpu = args.device == "cuda"
     group = open_group(args.threads)
     config = {"shape": args.shape, "layers": args.layers, "ranks": group.size, "threads": torch.get_num_threads()}
-    of_ranks = "" if group.size == NUM_RANKS else f"_{group.size}ranks"
+    of_ranks = f"_{group.size}gpu" if on_gpu else "" if group.size == NUM_RANKS else f"_{group.size}ranks"
     report = BenchmarkReport(f"prompt_ranks{of_ranks}", config)
     changes = {} if args.experts is None else {"n_routed_experts": args.experts}
     with shape_with(SHAPES[args.shape], changes) as directory:
         for chunk_size in args.chunks:
             options = {"load_format": "dummy", "num_hidden_layers": args.layers, "dtype": "bfloat16"}
             limits = {"kv_cache_gb": 0.5, "max_model_len": max(args.tokens) + 16, "enable_prefix_cache": False}
-            more = {"prompt_ranks": group.size, "chunk_size": chunk_size}
+            more = {"prompt_ranks": group.size, "chunk_size": chunk_size, "device": args.device}
+            if on_gpu:  # one prompt at a time, and no step of decodes
+                more |= {"graph_sizes": (), "max_num_seqs": 4, "low_latency_max_tokens": 4}
             with LLM(directory, group, **options, **limits, **more) as llm:
                 prompts = TimedPrompts(llm)
                 for num_tokens in args.tokens:

@@ -150,6 +150,7 @@ enum FailureCode : uint32_t {
   kOverflow = 8,  // peer: the rank whose rows do not fit; seen: rows; expected: room
   kSlotFull = 9,
   kCombineWeights = 10,
+  kMeeting = 11,  // meeting.cu
 };
 
 EPRT_DEVICE void report(Failure* failure, uint32_t code, uint32_t peer, uint32_t seen, uint32_t expected) {

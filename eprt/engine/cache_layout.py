@@ -5,7 +5,6 @@ tokens. One layout for latents (V2, V3, V3.2), one for V4's five kinds of entrie
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from eprt.config import EngineConfig, ModelConfig
 from eprt.engine.cache_format import CacheFormat
+from eprt.engine.team_pages import TeamPages
 from eprt.ep.group.group import EPGroup
-from eprt.ep.group.window import PAGE
 from eprt.kv.pages import CachePages
 from eprt.layers.hybrid_cache import PAGE_TOKENS, HybridLayout
 from eprt.layers.layer_cache import LayerCache
@@ -57,10 +56,9 @@ class CacheLayout:
         raise NotImplementedError
 
     def allocate_together(
-        self, num_pages: int, group: EPGroup, readable: CachePages | None = None
-    ) -> tuple[Sequence[Any], int]:
-        """The same on CPUs, in memory that all ranks have: each layer's pages, of all ranks, and the number in them of
-        this rank's first. Collective."""
+        self, num_pages: int, group: EPGroup, device: torch.device, readable: CachePages | None = None
+    ) -> TeamPages:
+        """The same in memory that all ranks have. Collective."""
         raise NotImplementedError
 
 
@@ -89,27 +87,10 @@ class LatentLayout(CacheLayout):
         return [LayerCache(*pages) for pages in zip(latents, index_keys)]
 
     def allocate_together(
-        self, num_pages: int, group: EPGroup, readable: CachePages | None = None
-    ) -> tuple[list[LayerCache], int]:
-        """Rank after rank, layer after layer. So a layer's page is as far behind the rank's first page in all layers,
-        and one tensor per layer, of all that follows, has the pages of all ranks: each under one number, whichever rank
-        reads it."""
-        entry = self.entry.latent
-        page_bytes = self.page_size * entry.width * entry.dtype.itemsize
-        per_rank = self.num_layers * num_pages
-        per_rank += -per_rank % (PAGE // gcd(PAGE, page_bytes))  # parts begin where the system's pages do
-        memory = group.adjacent_memory(per_rank * page_bytes)
-        whole = torch.from_numpy(memory.bytes_RB.reshape(-1)).view(entry.dtype).view(-1, self.page_size, entry.width)
-        first = group.rank * per_rank
-        if readable is None:
-            memory.close_file()
-        else:
-            own = memory.bytes_RB[group.rank, : self.num_layers * num_pages * page_bytes]
-            offset = memory.offset + first * page_bytes
-            readable.add_part(own.reshape(self.num_layers, num_pages, page_bytes), memory.fd, offset)
-        padding = first + num_pages - 1
-        starts = range(0, self.num_layers * num_pages, num_pages)
-        return [LayerCache(whole[start:], own_padding=padding) for start in starts], first
+        self, num_pages: int, group: EPGroup, device: torch.device, readable: CachePages | None = None
+    ) -> TeamPages:
+        make = TeamPages.on_gpus if device.type == "cuda" else TeamPages.on_cpus
+        return make(self.num_layers, num_pages, self.page_size, self.entry.latent, group, readable)
 
 
 class HybridCacheLayout(CacheLayout):

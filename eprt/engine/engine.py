@@ -117,7 +117,7 @@ class Engine:
         # Whether a step is launched before the previous one is finished.
         self.overlap_schedule = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
         self.overlap_schedule &= not num_drafts
-        self.team = PromptTeam.for_config(config, self.group, rows)
+        self.team = PromptTeam.for_config(config, self.group, rows, cache.team_pages, self.model.device)
         how = config.chunk_size, self.overlap_schedule, None if self.team is None else self.team.barrier.wait
         self.runner = Runner(self.model, cache.layers[:num_layers], rows, *how)
         self._schedule: Schedule | None = None  # of the step that is not launched yet
@@ -289,7 +289,7 @@ class Engine:
         while len(self._launched) > num_left:
             step = self._launched[0]
             sampled = step.fetch()
-            self.model.exchange.check()  # before anything of the step counts: what its kernels have reported by now
+            self.membership.check()  # before anything of the step counts: what its kernels have reported by now
             del self._launched[0]
             self.gap.collect()
             accepted_S = step.count_accepted()

@@ -23,13 +23,14 @@ whose beginning was evicted first after all (it followed another request's copy)
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from eprt.config import EngineConfig
 from eprt.engine.cache_size import CacheSize
+from eprt.engine.team_pages import TeamPages, agreed_pages
 from eprt.ep.group.group import EPGroup
 from eprt.kv.pages import CachePages
 from eprt.models.model import Model
@@ -218,7 +219,12 @@ class KVCache:
     max_model_len: int  # most tokens of a request
     token_bytes: float  # that each further token of a request takes
     pages: CachePages | None = None  # the same memory, where others may read it (EngineConfig.hands_over)
-    first_page: int = 0  # number of the pool's page 0 in the layers, which may have other ranks' pages too
+    team_pages: TeamPages | None = None  # where the layers have other ranks' pages too
+
+    @property
+    def first_page(self) -> int:
+        """Number of the pool's page 0 in the layers."""
+        return 0 if self.team_pages is None else self.team_pages.first_page
 
     @property
     def num_tokens(self) -> int:
@@ -235,15 +241,18 @@ class KVCache:
             _log.warning(size.note)
         # An MTP layer's entries depend on each token and the next.
         drafts = config.num_speculative_tokens > 0
+        together = min(max(config.prompt_ranks, config.attention_tp), group.size) > 1
+        if together:
+            size = replace(size, num_pages=agreed_pages(group, size.num_pages))
         layout, sizes = size.layout, (size.num_pages, size.layout.page_size)
         extra = {"num_tail": layout.num_tail, "num_bookmark": layout.num_bookmark}
         pool = PagePool(*sizes, config.enable_prefix_cache, num_next=int(drafts), **extra)
         pages = CachePages() if config.hands_over else None
-        if min(max(config.prompt_ranks, config.attention_tp), group.size) > 1:
-            layers, first_page = layout.allocate_together(size.num_pages + 1, group, pages)
-        else:
-            layers, first_page = layout.allocate(size.num_pages + 1, model.device, pages), 0
+        team_pages = None
+        if together:
+            team_pages = layout.allocate_together(size.num_pages + 1, group, model.device, pages)
+        layers = layout.allocate(size.num_pages + 1, model.device, pages) if team_pages is None else team_pages.layers
         if pages is not None and pages.num_bytes != size.num_bytes:
             raise ValueError("requests of this model cannot be handed to another instance: nobody can read its cache")
         longest = min(size.max_model_len, size.num_tokens)
-        return KVCache(pool, layers, longest, layout.token_bytes, pages, first_page)
+        return KVCache(pool, layers, longest, layout.token_bytes, pages, team_pages)

@@ -11,7 +11,7 @@ from eprt.engine.deferred_experts import DeferredExperts, ReadExpert
 from eprt.engine.outputs import SuspendedState, TokenOutput
 from eprt.engine.prompt_team import PromptTeam
 from eprt.engine.step_headers import StepHeaders
-from eprt.ep.errors import RankLostError, ViewChangedError
+from eprt.ep.errors import EPError, RankLostError, ViewChangedError
 from eprt.ep.group.group import EPGroup
 from eprt.ep.group.loss_watch import LossWatch
 from eprt.ep.group.view import View
@@ -56,14 +56,25 @@ class Membership:
     def watch_losses(self) -> None:
         """From now on a thread ends what waits on this rank's GPU for a lost rank; then Engine.step() raises."""
         if self._losses is None and self._model.device.type == "cuda":
-            self._losses = LossWatch(self._group, self._model.exchange.halt)
+            self._losses = LossWatch(self._group, self._halt)
 
     def halt(self, nothing_under_way: bool) -> None:
         """Ends what waits on the GPU for other ranks; what is under way is to be thrown away."""
         if nothing_under_way:
             return
         error = ViewChangedError(f"[rank {self._group.rank}/{self._group.size}] other ranks are to take part")
-        self._model.exchange.halt(error, self._group.view.number)
+        self._halt(error, self._group.view.number)
+
+    def _halt(self, error: EPError, view_number: int) -> None:
+        self._model.exchange.halt(error, view_number)
+        if self._team is not None:
+            self._team.halt(error, view_number)
+
+    def check(self) -> None:
+        """Raises what kernels that wait for other ranks have reported by now."""
+        self._model.exchange.check()
+        if self._team is not None:
+            self._team.check()
 
     def state(self, outputs: list[TokenOutput]) -> SuspendedState:
         """Once nothing is under way. A migration is given up. Experts that were read beside the steps count as held."""

@@ -17,7 +17,7 @@ from eprt.engine.outputs import PromptLogprob
 from eprt.engine.sampler import top_logprobs
 from eprt.engine.schedule import Chunk, Drafts, Guest, Schedule
 from eprt.gpu.upload import upload
-from eprt.layers.batch import ForwardBatch, Split, TailMove
+from eprt.layers.batch import FarRequests, ForwardBatch, Split, TailMove
 from eprt.layers.layer_cache import LayerCache
 from eprt.models.model import Model
 
@@ -110,8 +110,12 @@ class Runner:
             num_tokens, num_decode, chunk_row, *lengths = self._pack_chunks(schedule, num_tokens)
             row_B = np.concatenate((row_B, np.array(chunk_row, dtype=np.int64)))
             seq_len_B, query_start_B1 = map(_append, (seq_len_B, query_start_B1), lengths)
+        far = None
         if schedule.guests:
+            begin = num_tokens
             num_tokens, *lengths = self._pack_guests(schedule.guests, num_tokens)
+            if self.device.type == "cuda":
+                far = FarRequests(len(schedule.guests), num_tokens - begin, sum(lengths[0]))
             seq_len_B, query_start_B1 = map(_append, (seq_len_B, query_start_B1), lengths)
         longest = int(seq_len_B.max(initial=0))
         arrays = {
@@ -139,6 +143,7 @@ class Runner:
             num_context=int(seq_len_B[num_decode:].sum()),
             longest=longest,
             meet=None if schedule.guests is None else self._meet,
+            far=far,
             takeovers=_takeovers(schedule) if has_tails else (),
             bookmarks=_bookmarks(schedule) if has_tails else (),
         )

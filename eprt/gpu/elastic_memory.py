@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eprt.gpu.driver import CudaError
+from eprt.gpu.group import FdExchange
 from eprt.gpu.shared_allocation import AddressRange, SharedAllocation
 from eprt.gpu.symmetric import SymmetricMemory
 
@@ -17,13 +18,21 @@ from eprt.gpu.symmetric import SymmetricMemory
 class ElasticMemory(SymmetricMemory):
     """As SymmetricMemory, in a group whose ranks give each other descriptors (RankGroup.fd_desk)."""
 
+    def _find_desk(self) -> FdExchange:
+        desk = self.group.fd_desk()
+        assert desk is not None
+        return desk
+
+    def _range_of(self, rank: int) -> AddressRange:
+        """New, for the rank's copy."""
+        return AddressRange(self._device.index, self.num_bytes)
+
     def _allocate(self) -> Any:
         self._held: dict[int, Any] = {}  # by other rank: the ticket of its copy that is mapped here
         self._ranges: dict[int, AddressRange] = {}  # of the other ranks
-        desk = self.group.fd_desk()
-        assert desk is not None
-        self._desk = desk
-        self._allocation = SharedAllocation(self._device.index, self.num_bytes)
+        self._desk = desk = self._find_desk()
+        addresses = self._range_of(self.group.rank)
+        self._allocation = SharedAllocation(self._device.index, self.num_bytes, addresses)
         self._own = self._allocation.address
         self._ticket = desk.offer(self._allocation.take_fd())
         return self._ticket
@@ -33,7 +42,7 @@ class ElasticMemory(SymmetricMemory):
         self._ticket_of = self.group.lasting_allgather(self._ticket)
         for rank in range(self.group.size):
             if rank != self.group.rank:
-                self._ranges[rank] = AddressRange(self._device.index, self.num_bytes)
+                self._ranges[rank] = self._range_of(rank)
                 with contextlib.suppress(CudaError) if self.group.joins else contextlib.nullcontext():
                     self._map_copy(rank, self._ticket_of(rank))
         return [self._ranges[rank].address if rank in self._ranges else self._own for rank in range(self.group.size)]

@@ -14,12 +14,18 @@ class AddressRange:
 
     device: number of the GPU.
     num_bytes: at least so many.
+    whole: an empty range, of which this is a part, instead of addresses of its own; closed after its parts.
+    offset: bytes from the beginning of the whole, a multiple of granularity().
     """
 
-    def __init__(self, device: int, num_bytes: int):
-        self._device, granularity = device, _granularity(device)
-        self.num_bytes = -(-num_bytes // granularity) * granularity
-        self.address = int(check(api().cuMemAddressReserve(self.num_bytes, 0, 0, 0), "reserving addresses of a GPU"))
+    def __init__(self, device: int, num_bytes: int, whole: "AddressRange | None" = None, offset: int = 0):
+        self._device, unit, self._is_part = device, granularity(device), whole is not None
+        self.num_bytes = -(-num_bytes // unit) * unit
+        if whole is None:
+            what = "reserving addresses of a GPU"
+            self.address = int(check(api().cuMemAddressReserve(self.num_bytes, 0, 0, 0), what))
+        else:
+            self.address = whole.address + offset
         self._is_mapped = False
 
     def map(self, handle: Any) -> None:
@@ -49,18 +55,20 @@ class AddressRange:
 
     def close(self) -> None:
         self.unmap()
-        check(api().cuMemAddressFree(self.address, self.num_bytes), "freeing addresses of a GPU")
+        if not self._is_part:
+            check(api().cuMemAddressFree(self.address, self.num_bytes), "freeing addresses of a GPU")
 
 
 class SharedAllocation:
     """Zeroed. It lives until the last process that maps it has unmapped it or ended.
 
     device, num_bytes: as of AddressRange.
+    addresses: where it lies, its own from now on; None: anywhere.
     """
 
-    def __init__(self, device: int, num_bytes: int):
+    def __init__(self, device: int, num_bytes: int, addresses: AddressRange | None = None):
         cu, properties = api(), _properties(device)
-        self._range = AddressRange(device, num_bytes)
+        self._range = AddressRange(device, num_bytes) if addresses is None else addresses
         size = self._range.num_bytes
         try:
             handle = check(cu.cuMemCreate(size, properties, 0), f"{size} B of GPU memory")
@@ -106,6 +114,7 @@ def _properties(device: int) -> Any:
     return properties
 
 
-def _granularity(device: int) -> int:
+def granularity(device: int) -> int:
+    """Memory is mapped in multiples of so many bytes."""
     option = api().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
     return int(check(api().cuMemGetAllocationGranularity(_properties(device), option), "asking for the size of pages"))

@@ -37,6 +37,25 @@ class TailMove:
 
 
 @dataclass(frozen=True)
+class FarRequests:
+    """The last requests of a batch, where their pages lie in another GPU's memory; plain integers."""
+
+    num_requests: int
+    num_tokens: int
+    num_context: int  # sum of their seq_len_B
+
+
+@dataclass(frozen=True)
+class Extension:
+    """Some requests of a batch behind its decodes, one after another."""
+
+    requests: slice
+    rows: slice
+    num_context: int | None  # sum of their seq_len_B, or more; None where the host does not know
+    is_far: bool  # whether their pages lie in another GPU's memory
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """T tokens of B requests, packed request after request. The first num_decode requests have one token each.
 
@@ -66,6 +85,7 @@ class ForwardBatch:
     # Waits, once in each layer, for the ranks that compute this batch's prompts together, when the layer's entries are
     # written and none has been read yet; None: all entries are written here, and by earlier steps.
     meet: Callable[[], None] | None = None
+    far: FarRequests | None = None  # None: all pages lie in this rank's memory
     # Of models whose requests have pages beside those of their positions: int32 [B, pages]; None for others.
     tail_BF: Tensor | None = None
     bookmarks: tuple[TailMove, ...] = ()  # that the step writes, by request and position
@@ -74,6 +94,19 @@ class ForwardBatch:
     @property
     def num_tokens(self) -> int:
         return self.token_id_T.shape[0]
+
+    def extensions(self) -> list[Extension]:
+        """The requests behind the decodes: those whose pages are near, then the far ones."""
+        d, end, num = self.num_decode, self.num_tokens, self.seq_len_B.shape[0]
+        if self.far is None:
+            return [Extension(slice(d, num), slice(d, end), self.num_context, False)] if d < num else []
+        first, row = num - self.far.num_requests, end - self.far.num_tokens
+        near = None if self.num_context is None else self.num_context - self.far.num_context
+        both = [
+            Extension(slice(d, first), slice(d, row), near, False),
+            Extension(slice(first, num), slice(row, end), self.far.num_context, True),
+        ]
+        return [each for each in both if each.requests.start < each.requests.stop]
 
     def halves(self) -> tuple["ForwardBatch", "ForwardBatch"]:
         """Two batches, to be computed in this order; either may be empty. Their logits_idx is that of the whole."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eprt import ops
 from eprt.config import ModelConfig
-from eprt.layers.batch import ForwardBatch
+from eprt.layers.batch import Extension, ForwardBatch
 from eprt.layers.decode_attention import AttendDecodes, normed_projection
 from eprt.layers.layer_cache import LayerCache
 from eprt.layers.linear import JoinedLinear, Linear
@@ -96,12 +96,32 @@ class MLA:
                 self._rotation(batch.position_T[:d]),
             )
             parts.append(ops.mla_decode(q_nope[:d], q_rope[:d], context, w_kv_b, scale, rotation, plans))
-        if d < seq_len.shape[0]:
-            start = batch.query_start_B1[d:] - d
-            context = PagedContext(kv_pages, page_table[d:], seq_len[d:], start, batch.num_context)
-            rotated = ops.rope(q_rope[d:], self._rotation(batch.position_T[d:]))
-            extend_plans = None if plans is None else plans.setdefault("extend", {})
-            parts.append(ops.mla_extend(q_nope[d:], rotated, context, w_kv_b, scale, extend_plans))
+        for some in batch.extensions():
+            parts.append(self._extend(q_nope, q_rope, batch, some, kv_pages, plans))
         if not parts:
             return q_nope.new_empty(0, q_nope.shape[1], self.config.v_head_dim)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _extend(
+        self,
+        q_nope: Tensor,
+        q_rope: Tensor,
+        batch: ForwardBatch,
+        some: Extension,
+        kv_pages: Tensor,
+        plans: dict[str, Any] | None,
+    ) -> Tensor:
+        """Of some requests of the batch. Those whose pages are far share plans with each other alone."""
+        requests, rows = some.requests, some.rows
+        start = batch.query_start_B1[requests.start : requests.stop + 1] - rows.start
+        context = PagedContext(
+            kv_pages,
+            batch.page_table_BP[requests],
+            batch.seq_len_B[requests],
+            start,
+            some.num_context,
+            some.is_far,
+        )
+        rotated = ops.rope(q_rope[rows], self._rotation(batch.position_T[rows]))
+        plans = None if plans is None else plans.setdefault("far" if some.is_far else "extend", {})
+        return ops.mla_extend(q_nope[rows], rotated, context, self.weights.w_kv_b, self.softmax_scale, plans)

@@ -37,6 +37,7 @@ class PagedContext:
     # int32, the first query row of each request, and T; a request may have no new tokens. None: one row per request.
     query_start_B1: Tensor | None = None
     num_tokens: int | None = None  # the sum of seq_len_B or an upper bound, if the host knows one; for GPUs
+    is_far: bool = False  # whether pages lie in another GPU's memory, so that each read crosses the link; for GPUs
 
 
 def _check_dtype(name: str, x: Tensor, *allowed: torch.dtype) -> None:

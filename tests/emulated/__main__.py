@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 from eprt.compat.deep_ep import dispatch_layout
+from tests.emulated import cases_meeting
 from tests.emulated.cases import calls_low_latency, calls_normal, in_layers, layouts, token_rows
 from tests.emulated.device import emulated_ranks
 from tests.emulated.kernels import WATCHED
@@ -80,6 +81,7 @@ def main() -> None:
         for number, shape in enumerate(VERB_SHAPES):
             run(num_ranks, calls_low_latency, shape=shape, num_sms=1 + (number + num_ranks) % 3)
         run(num_ranks, layouts)
+        run(num_ranks, cases_meeting.many_meetings, size=num_ranks, num_meetings=300)
         for number, shape in enumerate(NORMAL_SHAPES):
             run(num_ranks, calls_normal, shape=shape, num_sms=1 + 2 * ((number + num_ranks) % 3))
             if not shape[5]:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from eprt.compat.deep_ep import dispatch_layout
 from eprt.ep.group.view import View
-from eprt.ep.nvlink import kernel_state, low_latency, normal, nvshmem_backend, rank_mask
+from eprt.ep.nvlink import kernel_state, low_latency, meeting, normal, nvshmem_backend, rank_mask
 from eprt.gpu import symmetric
 from eprt.gpu.jit import KernelSource
 from tests.emulated.kernels import library, wire
@@ -174,7 +174,7 @@ def _as_they_were() -> Callable[[], None]:
 def _patches(multiprocessors: int) -> ExitStack:
     stack, nothing = ExitStack(), lambda *args, **kwargs: None
     for value in (Kernel, Launch, SymmetricMemory, HostWords):
-        for module in (kernel_state, low_latency, normal, rank_mask, dispatch_layout):
+        for module in (kernel_state, low_latency, meeting, normal, rank_mask, dispatch_layout):
             if hasattr(module, value.__name__):
                 stack.enter_context(patch.object(module, value.__name__, value))
     stack.enter_context(patch.object(nvshmem_backend, "NvshmemMemory", WiredMemory))

@@ -36,6 +36,7 @@ _PARAMS = {
     "dispatch": "DispatchParams",
     "combine": "CombineParams",
     "layout": "LayoutParams",
+    "meet": "MeetParams",
     "count": "CountParams",
     "mla_schedule": "MlaScheduleParams",
     "mla_combine": "MlaCombineParams",

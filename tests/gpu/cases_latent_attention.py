@@ -92,12 +92,15 @@ def attention(draw: Draw, heads_and_sizes=((4, 32, 8, 16, 16), (16, 64, 16, 32, 
                 inputs, on_cpu = (q[..., :nope], q[..., nope:], context, w, 0.2), _context_on_cpu(context)
                 want = getattr(reference, name)(*cpu(q[..., :nope], q[..., nope:]), on_cpu, w.cpu(), 0.2)
                 what = f"{name} {heads} heads {dtype}{' fp8 cache' if fp8 else ''}"
-                near(getattr(cuda, name)(*inputs), want, tolerance, what)
+                near(got := getattr(cuda, name)(*inputs), want, tolerance, what)
                 if name == "mla_decode":
                     rotation = draw.rotation(rope, tokens, heads > 3)
                     turned = reference.rope(q[..., nope:].cpu(), _rotation_on_cpu(rotation))
                     want_turned = reference.mla_decode(q[..., :nope].cpu(), turned, on_cpu, w.cpu(), 0.2)
                     near(cuda.mla_decode(*inputs, rotation, {}), want_turned, tolerance, f"{what}, rotated")
+                else:  # pages are copied before: the same bits
+                    far = *inputs[:2], replace(context, is_far=True), w, 0.2
+                    assert torch.equal(cuda.mla_extend(*far), got), what
             if dtype == torch.bfloat16:  # heads one by one, or at once; a context of known size, or not
                 num_tokens, room = (sum(lengths), 1) if fp8 else (None, 1 << 20)
                 inputs = *inputs[:2], replace(context, num_tokens=num_tokens), w, 0.2
@@ -109,7 +112,7 @@ def attention(draw: Draw, heads_and_sizes=((4, 32, 8, 16, 16), (16, 64, 16, 32, 
 
 
 def _context_on_cpu(context: PagedContext) -> PagedContext:
-    return PagedContext(*(part if part is None else part.cpu() for part in vars(context).values()))
+    return PagedContext(*(part.cpu() if isinstance(part, Tensor) else part for part in vars(context).values()))
 
 
 def splits(draw: Draw, heads: int, latent: int, rope: int, table: Tensor, length: Tensor) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from eprt.ep.group.rank_barrier import RankBarrier
 from eprt.kv.reader import open_reader
 from tests.ranks import cases_views
 from tests.ranks.moments import Moments
+from tests.ranks.rotated_pages import rotated_pages
 
 VOCAB = 128
 KV_GB = 0.02
@@ -57,6 +58,9 @@ def splitting(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 def run_all(group: EPGroup, directory: str) -> None:
     same_answers(group, directory)
     a_client_leaves(group, directory)
+    with rotated_pages():
+        a_client_leaves(group, directory)
+        numbered_as_on_gpus(group, directory)
     if group.size < 4:
         drafts_change_nothing(group)
         a_rank_is_late(group)
@@ -83,6 +87,23 @@ def same_answers(group: EPGroup, directory: str) -> None:
             assert (stats.num_split_steps > 4) == (group.size > 1), stats.num_split_steps
             if llm.engine.config.hands_over:
                 others_read_its_pages(llm.engine)
+
+
+def numbered_as_on_gpus(group: EPGroup, directory: str) -> None:
+    """Each rank numbers its own pages first, hosts are a step ahead, and the team meets once more behind a step."""
+    prompts = prompts_around(group.size, 131)
+    options = {"chunk_size": 23, "page_size": 4, "kv_cache_gb": KV_GB, "max_model_len": 150, "overlap_schedule": True}
+    with LLM(directory, EPGroup.single(), **options) as llm:
+        expected = answers(llm, prompts, one_by_one=False)
+    with splitting(LLM, directory, group, prompt_ranks=group.size, **options) as llm:
+        team = llm.engine.team
+        if team is not None:
+            team.on_gpu = Mock(wait=team.barrier.wait)
+        for one_by_one in (True, False):
+            assert answers(llm, prompts, one_by_one) == expected, one_by_one
+        llm.engine.check_integrity()
+        if team is not None:
+            assert team.barrier.epoch > team.num_split_steps * llm.engine.model.config.num_hidden_layers
 
 
 def others_read_its_pages(engine: Engine) -> None:

@@ -11,9 +11,11 @@ from tests.ranks.launch import PATIENCE
 from tests.ranks.launch_torch import finish
 
 
-def start_host_rank(board: HostBoard, rank: int, target: str, *, joins: bool = False, **kwargs) -> ForkedRank:
-    """The process of one rank, which calls target ("module:function") with (group, **kwargs)."""
-    arguments = [target, json.dumps(kwargs), str(board.size), str(rank), str(int(joins))]
+def start_host_rank(
+    board: HostBoard, rank: int, target: str, *, joins: bool = False, elastic: bool = False, **kwargs
+) -> ForkedRank:
+    """The process of one rank, which calls target ("module:function") with (group, **kwargs). elastic: as HostGroup."""
+    arguments = [target, json.dumps(kwargs), str(board.size), str(rank), str(int(joins)), str(int(elastic))]
     return ForkedRank(main, *arguments, environment={**env.without_mpi(), **PATIENCE}, fds=(board.fd,))
 
 
@@ -24,10 +26,10 @@ def run_host_ranks(num_ranks: int, target: str, *, timeout_s: float = 600, **kwa
 
 
 def main(board_fd: int, target: str, kwargs: str, *numbers: str) -> None:
-    num_ranks, rank, joins = map(int, numbers)
+    num_ranks, rank, joins, elastic = map(int, numbers)
     from eprt import EPGroup
 
-    group = EPGroup.from_host(HostBoard(board_fd, num_ranks), rank, joins=bool(joins))
+    group = EPGroup.from_host(HostBoard(board_fd, num_ranks), rank, joins=bool(joins), elastic=bool(elastic))
     module, function = target.split(":")
     getattr(import_module(module), function)(group, **json.loads(kwargs))
     group.close()

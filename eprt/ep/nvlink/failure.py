@@ -15,6 +15,7 @@ WAITS = {  # for data of another rank, by code
     6: "dispatch (where its rows go)",
     7: "combine (where its outputs go)",
     10: "combine (its gate weights)",
+    11: "entries of a prompt that is split",
 }
 _SIGNAL, _BAD_SLOT, _OVERFLOW, _SLOT_FULL = 4, 5, 8, 9
 

@@ -7,6 +7,7 @@ each. Dense products' are those that were measured to be the fastest (ops/tuning
 from collections.abc import Iterator
 from itertools import product
 
+from eprt.ep.nvlink import meeting
 from eprt.ep.nvlink import normal as nvlink_normal
 from eprt.ep.nvlink.low_latency import PAYLOAD_DTYPES, kernel_sources
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
@@ -33,6 +34,7 @@ def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
         for grouped in (False, True):
             for source in nvlink_normal.kernel_sources(ranks, grouped=grouped, arch=arch):
                 yield f"ranks {ranks} normal mode, rows by {'expert' if grouped else 'token'}", source
+        yield f"ranks {ranks} meeting of a team", meeting.source(ranks, arch)
         yield f"ranks {ranks} DeepEP's interface", KernelSource("dispatch_layout", arch, (("NUM_RANKS", ranks),))
     # Of a shape, kernels know hidden, top_k, num_ranks and payload; the rest is given to them call by call.
     for (hidden, top_k), ranks in product(MODELS, RANKS):

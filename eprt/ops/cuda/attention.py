@@ -13,6 +13,7 @@ What a context may ask of a kernel is in the context; a kernel that lacks it ref
 
 import functools
 import logging
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -90,11 +91,25 @@ def mla_extend(
     softmax_scale: float,
     plans: dict[str, Any] | None = None,
 ) -> Tensor:
-    """The expanded form for bfloat16 where it is faster; otherwise the absorbed form, as for decodes."""
+    """The expanded form for bfloat16 where it is faster; otherwise the absorbed form, as for decodes.
+
+    The expanded form copies latents out of their pages once. The absorbed one reads them again for every tile of
+    queries, so pages that are far are copied before.
+    """
     sizes = q_nope_TNC.shape[0], context.seq_len_B.shape[0], context.num_tokens
     if q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(*sizes):
         return mla_expanded.attend_prompts(q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale)
+    if context.is_far:
+        context = _brought_near(context)
     return mla_decode(q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale, plans=plans)
+
+
+def _brought_near(context: PagedContext) -> PagedContext:
+    """The same entries in pages of this GPU's memory, request after request."""
+    table_BP = context.page_table_BP
+    pages = context.kv_pages.index_select(0, table_BP.reshape(-1))
+    own_BP = torch.arange(table_BP.numel(), dtype=torch.int32, device=table_BP.device).view(table_BP.shape)
+    return replace(context, kv_pages=pages, page_table_BP=own_BP, is_far=False)
 
 
 def mla_decode(

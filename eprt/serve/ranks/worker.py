@@ -334,7 +334,8 @@ def serve(
         with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
             usage = UsageMeter(engine)
             worker = Worker(engine, channel, options.diagnose_window_s, options.max_lost_ranks > 0, usage)
-            waits = (lambda: group.current_wait, engine.model.exchange.current_wait)
+            of_team = () if engine.team is None else (engine.team.current_wait,)
+            waits = (lambda: group.current_wait, engine.model.exchange.current_wait, *of_team)
             with HeartbeatThread(channel, lambda: worker.asleep, waits, usage.sample_clock):
                 all_left = worker.run()
         channel.send(msg.Bye())

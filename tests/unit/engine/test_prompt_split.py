@@ -68,12 +68,6 @@ def test_busy_ranks_get_less_and_even_steps_stay():
     assert team.split([31, 0], [ChunkOffer(0, 31), ChunkOffer()], [True, True]) == []  # too short
 
 
-@pytest.mark.parametrize("device", ["cuda", "auto"])
-def test_gpus_are_refused(device):
-    with pytest.raises(ValueError, match=f"--prompt-ranks 2: .* on CPUs only, so far, not with --device {device}"):
-        EngineConfig("model", device=device, prompt_ranks=2)
-
-
 @pytest.mark.parametrize(("field", "named"), [("indexer", "V3.2, whose attention has an indexer"), ("v4", "V4")])
 def test_models_with_other_caches_are_refused(field, named):
     model: Any = SimpleNamespace(**{"indexer": None, "v4": None, field: object()})

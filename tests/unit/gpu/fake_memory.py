@@ -48,7 +48,8 @@ class FakeDriver:
         return OK, self._next << 40
 
     def cuMemAddressFree(self, address: int, num_bytes: int) -> tuple:
-        assert self.ranges.pop(address) == num_bytes and address not in self.mapped
+        assert self.ranges.pop(address) == num_bytes
+        assert not any(address <= mapped < address + num_bytes for mapped in self.mapped)
         return (OK,)
 
     def _hold(self, fd: int) -> int:
@@ -73,8 +74,11 @@ class FakeDriver:
         os.close(self.handles.pop(handle))
         return (OK,)
 
+    def _is_within_a_range(self, address: int, num_bytes: int) -> bool:
+        return any(begin <= address and address + num_bytes <= begin + size for begin, size in self.ranges.items())
+
     def cuMemMap(self, address: int, num_bytes: int, offset: int, handle: int, flags: int) -> tuple:
-        assert self.ranges[address] == num_bytes and address not in self.mapped
+        assert self._is_within_a_range(address, num_bytes) and address not in self.mapped
         self.mapped[address] = os.fstat(self.handles[handle]).st_ino
         return (OK,)
 
@@ -89,5 +93,5 @@ class FakeDriver:
         return (OK,)
 
     def cuMemsetD8(self, address: int, value: int, num_bytes: int) -> tuple:
-        assert value == 0 and self.ranges[address] == num_bytes
+        assert value == 0 and self._is_within_a_range(address, num_bytes)
         return self._call("cuMemsetD8")

@@ -23,6 +23,9 @@ from eprt.ep.nvlink import (
     low_latency_layout as nvlink_layout,
 )
 from eprt.ep.nvlink import (
+    meeting as nvlink_meeting,
+)
+from eprt.ep.nvlink import (
     normal as nvlink_normal,
 )
 from eprt.ep.nvlink import (
@@ -62,6 +65,7 @@ def test_kernels_compile_for_every_architecture(nvrtc, cache, arch):
     for source in kernel_sources(shape(2048, 6, 4), arch=arch).values():
         assert jit.cubin(source).startswith(b"\x7fELF")
     assert len(list(cache.glob(f"*-{arch}-*.cubin"))) == 2
+    assert jit.cubin(nvlink_meeting.source(4, arch)).startswith(b"\x7fELF")
 
 
 def test_other_variants_compile(nvrtc, cache):
@@ -154,7 +158,7 @@ def test_what_is_built_ahead_is_what_the_layers_ask_for():
     ahead = {source for _, source in nvlink_prebuild.sources()}
     face = LowLatencyShape(128, 7168, 256, 8).heap(8)
     normal = [source for grouped in (False, True) for source in nvlink_normal.kernel_sources(8, grouped=grouped)]
-    assert ahead >= {*kernel_sources(face).values(), *normal, dispatch_layout.source(8)}
+    assert ahead >= {*kernel_sources(face).values(), *normal, dispatch_layout.source(8), nvlink_meeting.source(8)}
     assert ahead >= set(kernel_sources(LowLatencyHeap(4, 64, 2048, 6, 16, "fp8", False, num_buffers=2)).values())
 
 
@@ -186,9 +190,10 @@ def test_python_and_cuda_agree_on_every_struct(wired):
         "DispatchParams": nvlink_layout.dispatch_struct(context),
         "CombineParams": nvlink_layout.combine_struct(context),
         "LayoutParams": dispatch_layout._LayoutParams,
+        "MeetParams": nvlink_meeting.meet_struct(4),
     } | ({"WireLayout": nvlink_layout.WireLayout} if wired else {})
     theirs = "".join(
-        jit.read_source(name) for name in ("low_latency_dispatch", "low_latency_combine", "dispatch_layout")
+        jit.read_source(name) for name in ("low_latency_dispatch", "low_latency_combine", "dispatch_layout", "meeting")
     )
     for name, struct in ours.items():
         assert struct_fields(theirs, name, wired) == [field[0] for field in struct._fields_], name

@@ -1,11 +1,12 @@
 """ForwardBatch: where a step is cut in two, and that both halves say of each token what the whole says."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from eprt.layers.batch import ForwardBatch
+from eprt.layers.batch import Extension, FarRequests, ForwardBatch
 from tests.unit.layers.cases import batch_of
 
 
@@ -51,3 +52,16 @@ def test_only_decodes_may_be_cut_without_being_told_where():
     object.__setattr__(prompt, "split", None)
     with pytest.raises(ValueError, match="7 tokens, 0 of them decodes, lacks its split"):
         prompt.halves()
+
+
+def test_requests_behind_the_decodes_are_near_ones_and_far_ones():
+    batch = batch_of([1, 1, 3, 2, 4], [5, 6, 7, 0, 20], 2)
+    (all_near,) = batch.extensions()
+    assert (all_near.requests, all_near.rows, all_near.is_far) == (slice(2, 5), slice(2, 11), False)
+    batch = replace(batch, num_context=10 + 2 + 24, far=FarRequests(2, 6, 2 + 24))
+    near, far = batch.extensions()
+    assert near == Extension(slice(2, 3), slice(2, 5), 10, False)
+    assert far == Extension(slice(3, 5), slice(5, 11), 26, True)
+    (only_far,) = replace(batch_of([1, 4], [5, 6], 1), num_context=10, far=FarRequests(1, 4, 10)).extensions()
+    assert only_far == Extension(slice(1, 2), slice(1, 5), 10, True)
+    assert batch_of([1, 1], [5, 6], 2).extensions() == []

@@ -49,8 +49,8 @@ from tests.unit.cases import MODEL
             "--prompt-ranks 2: ranks that compute one prompt share memory, and these are of 2 hosts; leave it out",
         ),
         (
-            ["--device", "cuda", "--prompt-ranks", "2"],
-            "--prompt-ranks 2: one prompt over several ranks works on CPUs only, so far, not with --device cuda",
+            ["--device", "cuda", "--attention-tp", "2"],
+            "--attention-tp 2: attention over several ranks works on CPUs only, so far, not with --device cuda",
         ),
         (["-n", "3", "--attention-tp", "2"], "--attention-tp 2: --ranks 3 makes no teams of 2; must be a multiple"),
         (

@@ -1,0 +1,160 @@
+"""What every rank does in test_prompt_team.py: prompts that several GPUs compute give what one GPU computes."""
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from eprt import LLM, EPGroup, SamplingParams
+from eprt.ep.errors import RankLostError
+from eprt.gpu.device import take_device
+from tests.gpu.cases_model import DEMO
+from tests.ranks.cases_prompt_ranks import splitting
+from tests.ranks.cases_views import ViewRank, die_in
+
+VOCAB = 640
+# Of log-probabilities: cuBLAS sums a product's row in another order where it has other numbers of rows.
+FP32_ERROR, BF16_ERROR = 1e-4, 0.25
+
+
+def prompts_of(lengths: Sequence[int]) -> list[list[int]]:
+    """The last two begin as another one does."""
+    rng = random.Random(5)
+    prompts = [[rng.randrange(3, VOCAB) for _ in range(length)] for length in lengths]
+    return [*prompts, prompts[-1][:150] + prompts[-2], prompts[-1][:200]]
+
+
+def answer(group: EPGroup, one_by_one: bool, dtype: str, num_tokens: int = 12, **options: Any) -> list[Any]:
+    """Tokens and their log-probabilities of all prompts, twice: the second time they find their pages. One by one, the
+    other ranks have nothing else to do; two ranks have different ones otherwise."""
+    longest = 1200
+    prompts = prompts_of([1, 17, 40, 333, longest])
+    params = [SamplingParams(max_tokens=num_tokens, ignore_eos=True, logprobs=1, seed=i) for i in range(len(prompts))]
+    options = {"kv_cache_gb": 0.05, "max_num_seqs": 8, "graph_sizes": (), "max_model_len": 1400, **options}
+    answers = []
+    with splitting(LLM, DEMO, group, device="cuda", dtype=dtype, **options) as llm:
+        for _ in range(2):
+            if one_by_one:
+                outputs = [output for each in zip(prompts, params) for output in llm.generate([each[0]], [each[1]])]
+            else:
+                outputs = llm.generate(prompts, params)
+            answers += [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+            llm.engine.check_integrity()
+        stats = llm.engine.stats()
+        assert stats.kv_pages_used_now == 0 and not llm.engine.has_work
+        shares = llm.engine.config.prompt_ranks > 1
+        assert (stats.num_split_steps > 0) == shares, stats.num_split_steps
+        if shares and options["kv_cache_gb"] < 0.01:
+            assert sum(group.allgather(stats.num_preemptions)) > 0
+    return answers
+
+
+def answer_alone(group: EPGroup, *arguments: Any, **options: Any) -> list[Any]:
+    """Of one GPU, the first rank's, by itself."""
+    mine = answer(EPGroup.single(), *arguments, **options) if group.rank == 0 else None
+    return group.allgather(mine)[0]
+
+
+def compare(name: str, got: list[Any], want: list[Any], error: float) -> None:
+    """Log-probabilities as long as all tokens before are the same."""
+    equal = differences = num = 0
+    worst = 0.0
+    for (got_tokens, got_scores), (want_tokens, want_scores) in zip(got, want, strict=True):
+        for i, (mine, theirs) in enumerate(zip(got_scores, want_scores, strict=True)):
+            num += 1
+            equal += mine == theirs
+            worst = max(worst, abs(mine - theirs)) if got_tokens[: i + 1] == want_tokens[: i + 1] else worst
+            if got_tokens[i] != want_tokens[i]:
+                differences += 1
+                break
+    print(f"{name}: {equal} of {num} log-probabilities equal, largest difference {worst:.2g}, {differences} others")
+    assert worst <= error and not math.isnan(worst), (name, worst)
+    assert error > FP32_ERROR or not differences, (name, got, want)
+
+
+def answers_in_float32(group: EPGroup) -> None:
+    """Tokens are the same: one by one, in chunks, all at once, behind cached pages, with drafts, and where requests are
+    preempted."""
+    drafts = {"num_speculative_tokens": 2, "chunk_size": 600}
+    for name, one_by_one, options in (
+        ("whole", True, {"chunk_size": 1400}),
+        ("chunks", False, {"chunk_size": 200, "page_size": 16}),
+        ("drafts", True, drafts),
+        (
+            "few pages",
+            False,
+            {"chunk_size": 100, "kv_cache_gb": 0.0019, "page_size": 16, "max_num_seqs": 3, "num_tokens": 60},
+        ),
+    ):
+        want = answer_alone(group, one_by_one, "float32", **options)
+        got = answer(group, one_by_one, "float32", prompt_ranks=group.size, **options)
+        compare(f"float32 {name}, {group.size} ranks", got, want, FP32_ERROR)
+
+
+def answers_in_bfloat16(group: EPGroup) -> None:
+    """Over NVLink, in bf16 and fp8 caches, whole steps and steps that decode as well."""
+    for name, one_by_one, options in (
+        ("whole", True, {"chunk_size": 1400}),
+        ("fp8 cache, chunks", False, {"chunk_size": 256, "kv_cache_dtype": "fp8"}),
+    ):
+        want = answer_alone(group, one_by_one, "bfloat16", num_tokens=3, **options)
+        got = answer(group, one_by_one, "bfloat16", num_tokens=3, prompt_ranks=group.size, **options)
+        compare(f"bfloat16 {name}, {group.size} ranks", got, want, BF16_ERROR)
+
+
+def a_rank_dies(group: EPGroup, folder: str) -> None:
+    """The last rank is killed while it computes part of a prompt: the others, which wait for it on their GPUs, go on
+    without it. Their first tokens are those of a run in which nobody dies, up to bfloat16's rounding."""
+    last = group.size - 1
+    options = {"device": "cuda", "dtype": "bfloat16", "graph_sizes": (), "max_model_len": 1400, "chunk_size": 512}
+    options |= {"num_redundant_experts": 32, "max_num_seqs": 4, "kv_cache_gb": 0.05, "page_size": 16}
+    prompts = prompts_of([900, 700])
+    params = [SamplingParams(max_tokens=8, temperature=0, ignore_eos=True) for _ in prompts]
+    want = []
+    if group.rank == 0:
+        with LLM(DEMO, EPGroup.single(), **{**options, "num_redundant_experts": 0}) as llm:
+            want = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    rank = splitting(ViewRank, group, str(DEMO), folder, prompt_ranks=group.size, **options)
+    rank.engine.membership.watch_losses()
+    if group.rank == 0:
+        rank.all = {str(i): given for i, given in enumerate(zip(prompts, params))}
+        for request_id in rank.all:
+            rank.add(request_id, [])
+    else:
+        rank.keep([])
+    if group.rank == last:
+        die_in(rank, "entries")
+    try:
+        rank.run()
+    except RankLostError as error:
+        assert f"rank {last} died" in str(error), error
+    else:
+        raise AssertionError(f"rank {last} was not killed")
+    assert rank.engine.team.num_split_steps > 0
+    rank.change_view(group.view.without(last))
+    rank.run()
+    rank.engine.check_integrity()
+    if group.rank == 0:
+        got = [rank.tokens[str(i)] for i in range(len(prompts))]
+        assert list(map(len, got)) == list(map(len, want)), (got, want)
+        same = sum(mine[0] == theirs[0] for mine, theirs in zip(got, want))
+        print(f"{same} of {len(want)} first tokens are the same")
+        assert same >= len(want) - 1, (got, want)
+    print("WENT ON", json.dumps(rank.engine.stats().num_split_steps), flush=True)
+
+
+def rows_of_products(group: EPGroup) -> None:
+    """Tells which operators give a row other bits where there are more rows. Checks nothing."""
+    take_device("cuda", group)
+    generator = torch.Generator("cuda").manual_seed(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        for n, k in ((1536, 7168), (24576, 1536), (7168, 16384), (18432, 7168), (608, 256), (384, 96)):
+            w = torch.randn(n, k, generator=generator, device="cuda", dtype=torch.float32).to(dtype)
+            x = torch.randn(4096, k, generator=generator, device="cuda", dtype=torch.float32).to(dtype)
+            whole = x @ w.T
+            same = [rows for rows in (16, 33, 64, 128, 500, 1024, 2048) if torch.equal(x[:rows] @ w.T, whole[:rows])]
+            print(f"{dtype} {n} x {k}: rows of 4096 have the bits that they have among {same} rows")
+            del w, x, whole
