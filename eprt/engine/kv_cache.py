@@ -27,11 +27,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from eprt.config import EngineConfig
 from eprt.engine.cache_size import CacheSize
 from eprt.ep.group.group import EPGroup
 from eprt.kv.pages import CachePages
+from eprt.kv.readable_cache import ReadableCache
 from eprt.models.model import Model
 
 _log = logging.getLogger(__name__)
@@ -217,7 +219,7 @@ class KVCache:
     layers: Sequence[Any]  # each a LayerCache, or what else the model's attention keeps
     max_model_len: int  # most tokens of a request
     token_bytes: float  # that each further token of a request takes
-    pages: CachePages | None = None  # the same memory, where others may read it (EngineConfig.hands_over)
+    pages: ReadableCache | None = None  # the same memory, where others may read it (EngineConfig.hands_over)
     first_page: int = 0  # number of the pool's page 0 in the layers, which may have other ranks' pages too
 
     @property
@@ -238,12 +240,22 @@ class KVCache:
         layout, sizes = size.layout, (size.num_pages, size.layout.page_size)
         extra = {"num_tail": layout.num_tail, "num_bookmark": layout.num_bookmark}
         pool = PagePool(*sizes, config.enable_prefix_cache, num_next=int(drafts), **extra)
-        pages = CachePages() if config.hands_over else None
+        pages: ReadableCache | None = None
         if min(max(config.prompt_ranks, config.attention_tp), group.size) > 1:
-            layers, first_page = layout.allocate_together(size.num_pages + 1, group, pages)
+            pages = own = CachePages() if config.hands_over else None
+            layers, first_page = layout.allocate_together(size.num_pages + 1, group, own)
         else:
+            pages = _readable_cache(model.device) if config.hands_over else None
             layers, first_page = layout.allocate(size.num_pages + 1, model.device, pages), 0
         if pages is not None and pages.num_bytes != size.num_bytes:
             raise ValueError("requests of this model cannot be handed to another instance: nobody can read its cache")
         longest = min(size.max_model_len, size.num_tokens)
         return KVCache(pool, layers, longest, layout.token_bytes, pages, first_page)
+
+
+def _readable_cache(device: torch.device) -> ReadableCache:
+    if device.type == "cpu":
+        return CachePages()
+    from eprt.kv.gpu_pages import GpuPages
+
+    return GpuPages(device)
