@@ -33,7 +33,7 @@ class GpuPages(ReadableCache):
         self._allocations: list[SharedAllocation] = []
         self._bytes_LPB: list[Tensor] = []
         self._copied = torch.cuda.Event(blocking=True)  # whoever waits for it sleeps
-        numbers = {"size": _AT_ONCE, "dtype": torch.int64}
+        numbers = {"size": (_AT_ONCE,), "dtype": torch.int64}
         self._page_N, self._sum_N = (torch.zeros(**numbers, device=device) for _ in range(2))
         self._host_page_N, self._host_sum_N = (torch.zeros(**numbers, pin_memory=True) for _ in range(2))
 
