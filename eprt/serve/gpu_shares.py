@@ -40,7 +40,7 @@ def why_no_room(options: ServeOptions, num_gpus: int, ranks_per_gpu: int) -> str
     )
     flags = " ".join(f"--{role} {num} --{role}-ranks {ranks}" for role, num, ranks in roles if num)
     sums = " + ".join(f"{num} x {ranks}" for _, num, ranks in roles if num)
-    there = f"{num_gpus} GPUs for {ranks_per_gpu} ranks each" if ranks_per_gpu > 1 else _count(num_gpus, "GPU")
+    there = _count(num_gpus, "GPU") + (f", {ranks_per_gpu} on each" if ranks_per_gpu > 1 else "")
     return (
         f"{flags}: {sums} = {_count(wanted, 'rank')} on {there}; each rank needs a GPU: take fewer instances or ranks "
         f"({_SHARING})"
