@@ -15,6 +15,7 @@ from eprt.engine.cache_format import CacheFormat
 from eprt.engine.team_pages import TeamPages
 from eprt.ep.group.group import EPGroup
 from eprt.kv.pages import CachePages
+from eprt.kv.readable_cache import ReadableCache
 from eprt.layers.hybrid_cache import PAGE_TOKENS, HybridLayout
 from eprt.layers.layer_cache import LayerCache
 from eprt.ops.index_format import IndexFormat
@@ -46,13 +47,18 @@ class CacheLayout:
                 )
             entry = CacheFormat.from_name(config.kv_cache_dtype, model, kv_dtype)
             return LatentLayout(model.num_hidden_layers + (drafts > 0), config.page_size, entry)
+        if config.hands_over and config.device != "cpu":
+            raise ValueError(
+                f"--device {config.device}: requests of DeepSeek V4 go from instance to instance on CPUs only so far; "
+                "leave out --prefill and --decode, or use --device cpu"
+            )
         ratios = (*model.v4.compress_ratios, *[0] * (drafts > 0))
         dtype = {"auto": kv_dtype, "bf16": torch.bfloat16, "fp8": torch.uint8}[config.kv_cache_dtype]
         return HybridCacheLayout(HybridLayout.for_model(model, ratios, dtype, config.index_cache_dtype, drafts))
 
-    def allocate(self, num_pages: int, device: torch.device, readable: CachePages | None = None) -> Sequence[Any]:
-        """Each layer's part of the pages. MemoryError where the device has no room for them. readable: gets a CPU's as
-        its parts."""
+    def allocate(self, num_pages: int, device: torch.device, readable: ReadableCache | None = None) -> Sequence[Any]:
+        """Each layer's part of the pages. MemoryError where the device has no room for them. readable: gets them as its
+        parts."""
         raise NotImplementedError
 
     def allocate_together(
@@ -78,7 +84,7 @@ class LatentLayout(CacheLayout):
     def page_bytes(self) -> int:
         return self.page_size * self.token_bytes
 
-    def allocate(self, num_pages: int, device: torch.device, readable: CachePages | None = None) -> list[LayerCache]:
+    def allocate(self, num_pages: int, device: torch.device, readable: ReadableCache | None = None) -> list[LayerCache]:
         shape = self.num_layers, num_pages, self.page_size
         latents = allocate_kv_cache(*shape, self.entry.latent, device, readable)
         if self.entry.index is None:
@@ -103,7 +109,7 @@ class HybridCacheLayout(CacheLayout):
         self.page_bytes, self.token_bytes = hybrid.page_bytes, hybrid.bytes_per_token
         self.num_tail, self.num_bookmark = hybrid.tail.num_pages, hybrid.bookmark.num_pages
 
-    def allocate(self, num_pages: int, device: torch.device, readable: CachePages | None = None) -> Sequence[Any]:
+    def allocate(self, num_pages: int, device: torch.device, readable: ReadableCache | None = None) -> Sequence[Any]:
         memory_LPB = _zeros((1, num_pages, self.page_bytes), torch.uint8, device, readable)  # one piece for all layers
         return self.hybrid.layers(memory_LPB[0])
 
@@ -114,19 +120,19 @@ def allocate_kv_cache(
     page_size: int,
     entry: KVFormat | IndexFormat,
     device: torch.device | str,
-    readable: CachePages | None = None,
+    readable: ReadableCache | None = None,
 ) -> Tensor:
     """Pages [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers.
-    MemoryError where the device has no room for it. readable: gets a CPU's as a further part."""
+    MemoryError where the device has no room for it. readable: gets it as a further part."""
     return _zeros((num_layers, num_pages, page_size, entry.width), entry.dtype, device, readable)
 
 
 def _zeros(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, readable: CachePages | None = None
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, readable: ReadableCache | None = None
 ) -> Tensor:
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
     try:
-        if readable is not None and torch.device(device).type == "cpu":
+        if readable is not None:
             return readable.allocate_part(shape, dtype)
         if torch.device(device).type == "cpu":  # pages take memory only once they are written
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

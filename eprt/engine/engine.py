@@ -33,7 +33,6 @@ rank reported, and has ended; a later request has a number above n, which every 
 While some rank has not received n yet, the reported numbers differ and no rank sleeps. A rank that wakes first waits in
 the next header all-gather for the others, which the same number wakes; the all-gather has a deadline and names the rank
 that does not come. Messages that bring no work (an abort) have no number and wake no rank into a step.
-
 With one rank, or where all ranks add the same requests in the same order (LLM), seen_seq can stay 0.
 
 Views. Ranks may be lost, and others take their places (docs/elastic.md). Then every rank that goes on calls suspend(),
@@ -280,6 +279,7 @@ class Engine:
             token_X = None if sample is None else sample.token_X
             num_accepted = self.drafter.launch(schedule, packed, hidden_TH[0], token_X)
         self.gap.end_step()
+        self.handoff.note_launched(schedule)
         self.scheduler.advance(schedule)
         return LaunchedStep(schedule, sample, prompt_logprobs, num_accepted)
 

@@ -10,8 +10,9 @@ all there is (kv_cache.py: tails, bookmarks), the tail always comes along, and t
     offered    waits here for pages
     arriving   its pages are being filled, or wait for start_request()
 
-Copies and checksums are made in a thread, and no step waits for them. A copy that is under way when its request is
-dropped goes on; its pages are free when it has ended. Pages that are held, offered or arriving are no work: the engine
+Copies and checksums are made in a thread, and no step waits for them; on GPUs they have a stream of their own, and wait
+for the steps that fill or have filled the pages. A copy that is under way when its request is dropped goes on; its
+pages are free when it has ended. Pages that are held, offered or arriving are no work: the engine
 may sleep meanwhile. start_request() is work, and must be numbered (engine.py). Knows nothing of instances.
 """
 
@@ -22,9 +23,10 @@ from typing import Any
 
 from eprt.engine.outputs import HandoffEvent
 from eprt.engine.request import Request
+from eprt.engine.schedule import Schedule
 from eprt.engine.scheduler import Scheduler
 from eprt.engine.structured_outputs import StructuredOutputs
-from eprt.kv.pages import CachePages
+from eprt.kv.readable_cache import ReadableCache
 from eprt.kv.reader import HeldPages, PageReader, PageSource, open_reader
 
 
@@ -49,13 +51,13 @@ class Handoff:
     """
 
     def __init__(
-        self, scheduler: Scheduler, cache: CachePages | None, compile_grammar: Callable[[StructuredOutputs], Any]
+        self, scheduler: Scheduler, cache: ReadableCache | None, compile_grammar: Callable[[StructuredOutputs], Any]
     ):
         self._scheduler, self._pool, self._cache = scheduler, scheduler.pool, cache
         self._compile_grammar = compile_grammar
         self.wake: Callable[[], None] = _wake_nobody  # called from the thread where advance() has something to do
         self.num_pulled_pages = 0
-        self._thread = ThreadPoolExecutor(1, "pages")
+        self._thread = ThreadPoolExecutor(1, "pages", None if cache is None else cache.enter_thread)
         self._readers: dict[str, PageReader] = {}  # by PageSource.owner; the thread's
         self._summed: dict[str, tuple[Request, Future[list[int]]]] = {}  # held requests, by id
         self._arrivals: dict[str, _Arrival] = {}  # by id, in the order of arrival
@@ -75,11 +77,19 @@ class Handoff:
         """Where others find this rank's pages."""
         return None if self._cache is None else self._cache.source
 
-    def require_cache(self) -> CachePages:
+    def require_cache(self) -> ReadableCache:
         """ValueError where nobody can read this rank's pages."""
         if self._cache is None:
             raise ValueError("this engine's pages cannot be read by others: EngineConfig.hands_over is not set")
         return self._cache
+
+    def note_launched(self, schedule: Schedule) -> None:
+        """The step has been launched, and nothing since. It has filled the pages of those whose prompts it ends."""
+        leaving = [chunk.request for chunk in schedule.chunks if chunk.is_last and chunk.request.hands_over]
+        if leaving:
+            behind_it = self.require_cache().after_steps()
+            for request in leaving:
+                request.await_entries = behind_it
 
     def drop_request(self, request_id: str) -> bool:
         """Forgets a request that is held, offered or arriving. False where there is none."""
@@ -135,7 +145,8 @@ class Handoff:
             if arrival.pulled is None and not self._begin_pull(arrival):
                 break
         for request in self._scheduler.transit.take_newly_held():
-            summed = self._submit(self._sum_pages, _all_pages(request))
+            assert request.await_entries is not None, "a launched step has chosen its token"
+            summed = self._submit(self._sum_pages, request.await_entries, _all_pages(request))
             self._summed[request.request_id] = request, summed
         return events + self._take_summed()
 
@@ -160,7 +171,8 @@ class Handoff:
             return False
         to_pages, num_known = _all_pages(request), request.num_registered
         arrival.num_pulled = len(to_pages) - num_known
-        arrival.pulled = self._submit(self._prepare_arrival, request, held, to_pages, num_known)
+        pull = held, to_pages, num_known, self.require_cache().after_steps()
+        arrival.pulled = self._submit(self._prepare_arrival, request, *pull)
         return True
 
     def _settle(self, request_id: str) -> HandoffEvent | None:
@@ -186,16 +198,25 @@ class Handoff:
         future.add_done_callback(lambda _: self.wake())
         return future
 
-    def _sum_pages(self, pages: Sequence[int]) -> list[int]:
-        cache = self.require_cache()
-        return [cache.checksum(page) for page in pages]
+    def _sum_pages(self, await_entries: Callable[[], None], pages: Sequence[int]) -> list[int]:
+        await_entries()
+        return self.require_cache().checksums(pages)
 
-    def _prepare_arrival(self, request: Request, held: HeldPages, to_pages: Sequence[int], num_known: int) -> str:
-        """Why the request cannot go on here with these pages, "" if it can."""
+    def _prepare_arrival(
+        self,
+        request: Request,
+        held: HeldPages,
+        to_pages: Sequence[int],
+        num_known: int,
+        await_writers: Callable[[], None],
+    ) -> str:
+        """Why the request cannot go on here with these pages, "" if it can. await_writers: steps that were launched
+        before may still write into the pages, for requests that had them before."""
         try:
             if request.params.structured_outputs is not None:
                 request.grammar = self._compile_grammar(request.params.structured_outputs)
             if num_known < len(to_pages):
+                await_writers()
                 self._pull_pages(held, to_pages, num_known)
         except (OSError, ValueError) as error:
             return str(error)
@@ -208,9 +229,8 @@ class Handoff:
         if source.owner not in self._readers:
             self._readers[source.owner] = open_reader(source)
         self._readers[source.owner].read_pages(held.all_pages[pulled], cache.bytes_LPB, to_pages[pulled])
-        for page, checksum in zip(to_pages[pulled], held.checksums[pulled], strict=True):
-            if cache.checksum(page) != checksum:
-                raise ValueError(f"a page of process {source.pid} arrived damaged: its checksum is another one")
+        if cache.checksums(to_pages[pulled]) != held.checksums[pulled]:
+            raise ValueError(f"a page of process {source.pid} arrived damaged: its checksum is another one")
 
     def _close_reader(self, owner: str) -> None:
         if reader := self._readers.pop(owner, None):
@@ -226,6 +246,8 @@ class Handoff:
         self._thread.shutdown(cancel_futures=True)
         for owner in list(self._readers):
             self._close_reader(owner)
+        if self._cache is not None:
+            self._cache.close()
 
 
 def _bookmark(request: Request) -> list[int]:

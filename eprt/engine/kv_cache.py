@@ -27,12 +27,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from eprt.config import EngineConfig
 from eprt.engine.cache_size import CacheSize
 from eprt.engine.team_pages import TeamPages, agreed_pages
 from eprt.ep.group.group import EPGroup
 from eprt.kv.pages import CachePages
+from eprt.kv.readable_cache import ReadableCache
 from eprt.models.model import Model
 
 _log = logging.getLogger(__name__)
@@ -218,7 +220,7 @@ class KVCache:
     layers: Sequence[Any]  # each a LayerCache, or what else the model's attention keeps
     max_model_len: int  # most tokens of a request
     token_bytes: float  # that each further token of a request takes
-    pages: CachePages | None = None  # the same memory, where others may read it (EngineConfig.hands_over)
+    pages: ReadableCache | None = None  # the same memory, where others may read it (EngineConfig.hands_over)
     team_pages: TeamPages | None = None  # where the layers have other ranks' pages too
 
     @property
@@ -247,12 +249,22 @@ class KVCache:
         layout, sizes = size.layout, (size.num_pages, size.layout.page_size)
         extra = {"num_tail": layout.num_tail, "num_bookmark": layout.num_bookmark}
         pool = PagePool(*sizes, config.enable_prefix_cache, num_next=int(drafts), **extra)
-        pages = CachePages() if config.hands_over else None
+        pages = _readable_cache(model.device) if config.hands_over else None
         team_pages = None
         if together:
+            if pages is not None and not isinstance(pages, CachePages):
+                raise ValueError("--prompt-ranks: on GPUs instances cannot read the pages of a team; leave it out")
             team_pages = layout.allocate_together(size.num_pages + 1, group, model.device, pages)
         layers = layout.allocate(size.num_pages + 1, model.device, pages) if team_pages is None else team_pages.layers
         if pages is not None and pages.num_bytes != size.num_bytes:
             raise ValueError("requests of this model cannot be handed to another instance: nobody can read its cache")
         longest = min(size.max_model_len, size.num_tokens)
         return KVCache(pool, layers, longest, layout.token_bytes, pages, team_pages)
+
+
+def _readable_cache(device: torch.device) -> ReadableCache:
+    if device.type == "cpu":
+        return CachePages()
+    from eprt.kv.gpu_pages import GpuPages
+
+    return GpuPages(device)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from eprt import machine
+from eprt import env, machine
 from eprt.config import EngineConfig, ModelConfig
 from eprt.engine.cache_size import CacheSize
 from eprt.engine.kv_cache import KVCache
@@ -142,7 +142,7 @@ class MemoryPlan:
 def tell_memory(engine: EngineConfig, group: EPGroup) -> None:
     """Logs, before anything is loaded, what each rank will take. MemoryError where it surely does not fit."""
     ranks_on_host = group.size if group.joins else group.num_ranks_on_host
-    gpu_bytes = gpu_share(ranks_on_host) if engine.device != "cpu" else None
+    gpu_bytes = gpu_share(ranks_on_host, bool(group.gpus)) if engine.device != "cpu" else None
     if engine.device == "cuda" and gpu_bytes is None:
         return  # whoever takes the GPUs tells of the rank that has none
     device = "cpu" if gpu_bytes is None else "cuda"
@@ -152,12 +152,18 @@ def tell_memory(engine: EngineConfig, group: EPGroup) -> None:
     plan.require_fit()
 
 
-def gpu_share(ranks_on_host: int) -> int | None:
-    """Bytes of a GPU for each rank of this host; None without one. Takes no memory of a GPU."""
+def gpu_share(ranks_on_host: int, are_chosen: bool = False) -> int | None:
+    """Bytes of a GPU for each rank of this host; None without one. Takes no memory of a GPU. are_chosen: as
+    EPGroup.gpus."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not gpus:
         return None
-    return torch.cuda.get_device_properties(0).total_memory // -(-ranks_on_host // gpus)
+    return torch.cuda.get_device_properties(0).total_memory // _num_sharers(ranks_on_host, gpus, are_chosen)
+
+
+def _num_sharers(ranks_on_host: int, num_gpus: int, are_chosen: bool) -> int:
+    """Ranks that a GPU may have to make room for."""
+    return env.get("EPRT_RANKS_PER_GPU") if are_chosen else -(-ranks_on_host // num_gpus)
 
 
 def make_cache(engine: EngineConfig, group: EPGroup, model: Model, *, has_files: bool) -> KVCache:
@@ -174,7 +180,7 @@ def cache_bytes_left(engine: EngineConfig, group: EPGroup, device: torch.device)
         return 0
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        sharers = -(-group.num_ranks_on_host // torch.cuda.device_count())
+        sharers = _num_sharers(group.num_ranks_on_host, torch.cuda.device_count(), bool(group.gpus))
         left = int(free - (1 - (engine.memory_fraction or DEFAULT_FRACTION["cuda"])) * total) // sharers
     else:
         ranks_on_host = group.size if group.joins else group.num_ranks_on_host

@@ -5,7 +5,7 @@ text or of other requests.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,8 @@ class Request:
     prompt_logprobs: list[PromptLogprob] | None = None  # so far; None: not wanted
     # max_len is that of the next token: with it the request goes to another instance, and its pages are held for that.
     hands_over: bool = False
+    # Puts what the calling thread does behind the step that has filled its pages (ReadableCache.after_steps).
+    await_entries: Callable[[], None] | None = None
     # A step has computed it without experts that were lost: its outputs say so, and no other request may use what such
     # steps left in its pages.
     lacked_experts: bool = False

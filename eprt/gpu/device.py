@@ -11,7 +11,8 @@ from eprt.gpu.group import RankGroup
 def take_device(kind: str, group: RankGroup) -> torch.device:
     """The device of this rank. Collective. A GPU becomes the current one.
 
-    kind: "cpu"; "cuda": one of this host's GPUs, in turn by rank; "auto": "cuda" if every rank has a GPU, else "cpu".
+    kind: "cpu"; "cuda": one of this host's GPUs, in turn by rank, or that of group.gpus; "auto": "cuda" if every rank
+        has a GPU, else "cpu".
     ValueError, on all ranks, when kind is "cuda" and some rank has no GPU.
     """
     if kind == "cpu":
@@ -27,10 +28,19 @@ def take_device(kind: str, group: RankGroup) -> torch.device:
         )
     host, gpus = everyone[group.rank]
     before = sum(name == host for name, _ in everyone[: group.rank])
-    device = torch.device("cuda", before % gpus)
+    number = _number_of(group.gpus[group.rank]) if group.gpus else before % gpus
+    device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     _forbid_lower_precision()
     return device
+
+
+def _number_of(uuid: str) -> int:
+    """Of a GPU that this process sees."""
+    seen = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+    if uuid not in seen:
+        raise ValueError(f"--device cuda: this process does not see the GPU {uuid}; it sees {', '.join(seen)}")
+    return seen.index(uuid)
 
 
 def multiprocessors() -> int:

@@ -12,6 +12,7 @@ class RankGroup(Protocol):
 
     rank: int  # this one: 0..size - 1
     size: int  # ranks of the job
+    gpus: tuple[str, ...]  # UUID of each rank's GPU; empty: ranks of a host take its GPUs in turn
     joins: bool  # whether this process takes a lost rank's place while the others work
 
     @property

@@ -1,4 +1,4 @@
-"""CachePages: the bytes of one rank's KV cache, page by page, as other ranks read them. Knows nothing of owners."""
+"""CachePages: the KV cache of a CPU rank, as other ranks read it. Knows nothing of owners."""
 
 import mmap
 import os
@@ -9,23 +9,27 @@ import torch
 from torch import Tensor
 
 from eprt.kv.page_server import KVPageServer
+from eprt.kv.readable_cache import ReadableCache
 from eprt.kv.reader import CachePart, PageSource, this_host
 from eprt.ops import native
 
 
-class CachePages:
-    """The parts of a CPU's cache, in memfds, which other processes of the host can map."""
+class CachePages(ReadableCache):
+    """In memfds, which other processes of the host can map."""
 
     def __init__(self):
-        self._parts: list[CachePart] = []
-        self.bytes_LPB: list[np.ndarray] = []  # uint8 [layers, pages, bytes] of each part
+        super().__init__()
+        self._bytes_LPB: list[np.ndarray] = []
         self._addresses: list[int] = []  # where each part begins: asking numpy for each page takes as long as its sum
-        self._owner = f"{os.getpid()}-{os.urandom(16).hex()}"
         self._reader, self._server, self._nixl = "memory", None, None  # for other hosts
         self._ops = native.load()
 
+    @property
+    def bytes_LPB(self) -> list[np.ndarray]:
+        return self._bytes_LPB
+
     def allocate_part(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A further part [layers, pages, ...] of the cache, zeroed. Memory is taken as it is written."""
+        """Memory is taken as it is written."""
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         fd = os.memfd_create("eprt-kv")
         os.ftruncate(fd, num_bytes)
@@ -36,13 +40,11 @@ class CachePages:
     def add_part(self, bytes_LPB: np.ndarray, fd: int, offset: int = 0) -> None:
         """A further part that is there already: shared memory of the file `fd`, which stays open, from a multiple of
         4096 on."""
-        self.bytes_LPB.append(bytes_LPB)
+        self._bytes_LPB.append(bytes_LPB)
         self._addresses.append(bytes_LPB.ctypes.data)
         self._parts.append(CachePart(fd, bytes_LPB.shape, offset))
 
     def open_to_hosts(self, host: str, reader: str) -> None:
-        """From now on other hosts can read the pages, too. host: the address of this one at which they come; reader:
-        one of FAR_READERS. OSError where the address cannot be had, ValueError where the reader cannot run here."""
         if reader == "nixl":
             from eprt.kv.nixl import NixlPages
 
@@ -56,9 +58,8 @@ class CachePages:
         address = None if self._server is None else ("", self._server.port)
         return PageSource(self._reader, self._owner, os.getpid(), tuple(self._parts), this_host(), address)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.nbytes for part in self.bytes_LPB)
+    def checksums(self, pages: Sequence[int]) -> list[int]:
+        return [self.checksum(page) for page in pages]
 
     def checksum(self, page: int) -> int:
         """Of the page's bytes in all layers and parts."""

@@ -10,14 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import numpy as np
 
 # name -> module:class, imported when a source names it
 _READERS = {
     "memory": "eprt.kv.memory:MemoryReader",
     "nixl": "eprt.kv.nixl:NixlReader",
+    "peer": "eprt.kv.peer:PeerReader",
     "tcp": "eprt.kv.tcp:TcpReader",
 }
 FAR_READERS = ("tcp", "nixl")  # that reach other hosts
@@ -26,7 +27,7 @@ FAR_READERS = ("tcp", "nixl")  # that reach other hosts
 class CachePart(msgspec.Struct, frozen=True):
     """One piece of memory that a cache is made of."""
 
-    fd: int  # in the owner's process
+    fd: int  # in the owner's process; of a GPU's, by which the owner's desk gives it
     shape: tuple[int, int, int]  # layers (an MTP layer is the last), pages, bytes of a page in a layer
     offset: int = 0  # of its first byte in the file
 
@@ -38,13 +39,14 @@ class CachePart(msgspec.Struct, frozen=True):
 class PageSource(msgspec.Struct, frozen=True):
     """One rank's cache, as others can read it."""
 
-    reader: str  # for other hosts, a name of _READERS; "memory": they cannot read it
+    reader: str  # for other hosts, a name of _READERS; "memory", "peer": they cannot read it
     owner: str  # of this process and no other, whatever became of it; who knows it may read the pages
     pid: int
     parts: tuple[CachePart, ...]  # a page has its place in all of them
     host: str = ""  # this_host() of the process
     # Where its KVPageServer listens; a host of "" stands for the one at which whoever reads has found the server.
     address: tuple[str, int] | None = None
+    desk: str = ""  # the FdDesk that gives the descriptors of a GPU's memory; "": the memory is the host's
 
     def fits(self, other: "PageSource") -> bool:
         """Whether pages of one can be pages of the other."""
@@ -70,9 +72,9 @@ class PageReader(ABC):
     """Reads the pages of one source. Its methods are called from one thread."""
 
     @abstractmethod
-    def read_pages(self, from_pages: Sequence[int], into_LPB: Sequence[np.ndarray], to_pages: Sequence[int]) -> None:
-        """Copies pages, in all layers, into others. into_LPB: uint8 [layers, pages, bytes] of each part, contiguous.
-        OSError where the source is gone."""
+    def read_pages(self, from_pages: Sequence[int], into_LPB: Sequence[Any], to_pages: Sequence[int]) -> None:
+        """Copies pages, in all layers, into others. into_LPB: as ReadableCache has it; between GPUs the copies are made
+        in the order of the current stream. OSError where the source is gone."""
 
     @abstractmethod
     def close(self) -> None:
@@ -80,7 +82,7 @@ class PageReader(ABC):
 
 
 def check_pages(
-    source: PageSource, from_pages: Sequence[int], into_LPB: Sequence[np.ndarray], to_pages: Sequence[int]
+    source: PageSource, from_pages: Sequence[int], into_LPB: Sequence[Any], to_pages: Sequence[int]
 ) -> None:
     """ValueError for a page that one of the two caches has not."""
     for part, into in zip(source.parts, into_LPB, strict=True):
@@ -100,10 +102,11 @@ def open_reader(source: PageSource) -> PageReader:
     """ValueError for a reader that this version does not have, and for memory of another host; OSError where the source
     is gone."""
     is_here = source.host == this_host()
-    reader = "memory" if is_here else source.reader
+    near = "peer" if source.desk else "memory"
+    reader = near if is_here else source.reader
     if reader not in _READERS:
         raise ValueError(f"no reader is called {reader!r}; there are {', '.join(sorted(_READERS))}")
-    if reader == "memory" and not is_here:
+    if reader == near and not is_here:
         raise ValueError(f"the pages of process {source.pid} lie in the memory of another host, or of another user")
     module, _, name = _READERS[reader].partition(":")
     return getattr(import_module(module), name)(source)

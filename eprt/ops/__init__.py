@@ -11,6 +11,7 @@ from eprt.ops.by_device import by_device, gpu_only
 from eprt.ops.weight import Weight, quantize_fp8, quantize_int8
 
 add_checksum = by_device(checksum.add_checksum)
+add_page_checksums = gpu_only("add_page_checksums")  # a CPU cache has its own (kv/pages.py)
 add_rms_norm = by_device(elementwise.add_rms_norm)
 add_rows = by_device(rows.add_rows)
 attend_decodes = decode_layers.attend_decodes  # on CPUs alone

@@ -65,6 +65,13 @@ def check_instances(args: argparse.Namespace) -> None:
         for name, flag in _DETAILS.items():
             if getattr(args, name) is not None:
                 raise OptionError(f"{flag} {getattr(args, name)}: is of instances; give --prefill and --decode too")
+    if given and args.device == "cuda":
+        for name in ("join_address", "page_reader"):
+            if getattr(args, name) is not None:
+                raise OptionError(
+                    f"{_DETAILS[name]} {getattr(args, name)}: is for instances of other hosts, which cannot read KV "
+                    "pages of GPUs so far; leave it out, or use --device cpu"
+                )
     for name in _DETAILS:
         if getattr(args, name) is None:
             setattr(args, name, getattr(ServeOptions, name))
@@ -117,10 +124,8 @@ def _check_others(args: argparse.Namespace) -> None:
     """Flags that mean one group of ranks."""
     if args.num_ranks is not None:
         raise OptionError(f"-n {args.num_ranks}: instances have ranks of their own: --prefill-ranks, --decode-ranks")
-    if args.device != "cpu":
-        raise OptionError(
-            f"--device {args.device}: instances run on CPUs only, for now; leave out --prefill and --decode"
-        )
+    if args.device == "auto":
+        raise OptionError("--device auto: all instances need the same: give --device cpu or --device cuda")
     if args.max_lost_ranks:
         raise OptionError(
             f"--max-lost-ranks {args.max_lost_ranks}: an instance is lost as a whole, and others go on with its "

@@ -25,6 +25,7 @@ import msgspec
 import eprt
 from eprt import env
 from eprt.ep.group.host_board import HostBoard
+from eprt.serve.device_check import visible_gpus
 from eprt.serve.errors import print_line
 from eprt.serve.far_join import ask_server, is_of_this_host
 from eprt.serve.fingerprint import fingerprint
@@ -136,7 +137,7 @@ def _join(url: str, rank: int | None, model_dir: str | None) -> tuple[subprocess
 
 
 def _join_instance(url: str, role: str, num_ranks: int, model_dir: str | None) -> JoinedInstance:
-    request = JoinRequest(None, eprt.__version__, None, role, num_ranks)
+    request = JoinRequest(None, eprt.__version__, None, role, num_ranks, gpus=visible_gpus())
     with _ask(url, request, model_dir) as (sock, config, _, model_dir):
         board = HostBoard.create(num_ranks)
         config = _config(config, board.fd, model_dir)

@@ -201,6 +201,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     instance: InstanceName | None = None  # that the rank is part of; num_ranks and the board are its own
     first_rank: int = 0  # ranks of this server on this host that are in other instances, before this one's
     num_host_ranks: int = 0  # ranks of this server on this host, in all instances; 0: num_ranks
+    gpus: tuple[str, ...] = ()  # UUID of each rank's GPU, of an instance on GPUs
     wire: WireJoin | None = None
     fingerprint: str = ""  # of the model that the others have loaded, where the rank joins; "": not known
 

@@ -78,4 +78,17 @@ def checksums(draw: Draw) -> None:
     assert halves.item() != swapped.item()
 
 
-ALL = (slots_of_choices, counts_of_choices, checksums)
+def page_checksums(draw: Draw) -> None:
+    """Each is that of the page's bytes, layer after layer; of pages in any order, and of bytes that fill no word."""
+    for num_layers, num_pages, num_bytes in ((3, 7, 4 * 5000), (2, 5, 36), (3, 3, 7), (1, 40, 64)):
+        bytes_LPB = draw.integers(0, 256, num_layers, num_pages, num_bytes).to(torch.uint8)
+        pages = [page for page in (*range(0, num_pages, 2), 1) for _ in range(1 + (page == 2))]
+        got = torch.full((len(pages),), 5).to(draw.device)
+        cuda.add_page_checksums(bytes_LPB, torch.tensor(pages).to(draw.device), got, 3)
+        for page, total in zip(pages, got.tolist()):
+            want = torch.full((1,), 5)
+            add_checksum(bytes_LPB[:, page].cpu().contiguous().view(-1), want, 3)
+            assert total == want.item(), (num_bytes, page)
+
+
+ALL = (slots_of_choices, counts_of_choices, checksums, page_checksums)

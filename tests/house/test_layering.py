@@ -16,7 +16,7 @@ LAYERS = ("serve", "engine", "cluster", "models", "layers", "ep", "kv", "ops")
 # Leaves: anyone may import them; they import only each other. gpu is what ops and ep launch kernels with.
 LEAVES = {
     *("env", "config", "model_config", "cpu_topology", "network_cards", "machine"),
-    *("bind", "memory_nodes", "mpirun", "native_library", "dead_host", "door", "handshake", "lazy"),
+    *("bind", "memory_nodes", "mpirun", "native_library", "dead_host", "door", "fd_desk", "handshake", "lazy"),
 }
 # Doors into the package for programs and for other libraries' users; nobody inside imports them.
 TOP = {"cli", "chat", "generate", "hash_load", "doctor", "probe", "network_probe", "compat", "__main__"}

@@ -17,11 +17,11 @@ from eprt import env
 from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.alone import load_mpi
 from eprt.ep.group.current_wait import CurrentWait
-from eprt.ep.group.fd_desk import FdDesk
 from eprt.ep.group.liveness import LossOrder, PeerWatch, process_domain
 from eprt.ep.group.memfd import adjacent_memfd
 from eprt.ep.group.view import View
 from eprt.ep.group.window import PAGE, AdjacentMemory, SharedWindow, private_window
+from eprt.fd_desk import FdDesk
 
 MAX_END_S = 60.0  # until a process that was killed has ended
 MAX_CLOSE_S = 5.0  # a rank that fails closes alone; nobody comes to meet it
@@ -73,6 +73,9 @@ class EPGroup(ABC):
     # Whether this process takes the place of a rank that is gone, while the others work: its view is then itself alone,
     # and set-up calls wait for nobody.
     joins: bool = False
+    gpus: tuple[
+        str, ...
+    ] = ()  # UUID of each rank's GPU, where somebody has chosen them; else ranks of a host take turns
     # The wait of this process's main thread that lasts now; None: it is in none. Others read it at any time.
     current_wait: CurrentWait | None = None
     # Called every few milliseconds in every wait, to end it by raising ViewChangedError; None: nobody ends waits.

@@ -15,11 +15,11 @@ import numpy as np
 from eprt import env
 from eprt.ep.errors import EPTimeoutError, RankLostError
 from eprt.ep.group.current_wait import CurrentWait
-from eprt.ep.group.fd_desk import FdDesk
 from eprt.ep.group.group import EPGroup, PendingMessage
 from eprt.ep.group.host_board import HostBoard
 from eprt.ep.group.liveness import PeerWatch
 from eprt.ep.group.window import AdjacentMemory, SharedWindow, private_window
+from eprt.fd_desk import FdDesk
 
 
 class HostGroup(EPGroup):

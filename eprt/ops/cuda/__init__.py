@@ -15,6 +15,7 @@ from eprt.ops.cuda.indexer import index_insert, index_topk, mla_chosen
 from eprt.ops.cuda.linear import linear, norm_linear, silu_linear
 from eprt.ops.cuda.norm import add_rms_norm, rms_norm
 from eprt.ops.cuda.norm_insert import norm_insert
+from eprt.ops.cuda.page_checksums import add_page_checksums
 from eprt.ops.cuda.replicas import choose_slots
 from eprt.ops.cuda.rope import rope
 from eprt.ops.cuda.rows import add_rows, place_rows, sum_rows

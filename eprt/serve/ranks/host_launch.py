@@ -21,7 +21,7 @@ from eprt import env
 from eprt.ep.group.host_board import HostBoard
 from eprt.models.config_file import ConfigFile
 from eprt.serve.certificate import check_certificate, tell_refused_certificate
-from eprt.serve.device_check import check_device
+from eprt.serve.device_check import check_device, visible_gpus
 from eprt.serve.errors import print_line
 from eprt.serve.fingerprint import begin_fingerprint
 from eprt.serve.key_sources import read_keys, tell_open_files
@@ -125,7 +125,9 @@ class HostLauncher:
         here = range(options.num_ranks or 1)
         self._survives = options.max_lost_ranks > 0 or options.num_instances > 0  # a lost rank may not end the server
         print_of = begin_fingerprint(options.engine.model_dir).result if self._survives else str
-        self._slots = InstanceSlots(config) if options.num_instances else RankSlots(config, place.board, here, print_of)
+        gpus = visible_gpus() if options.engine.device == "cuda" else ()
+        instances = InstanceSlots(config, gpus) if options.num_instances else None
+        self._slots = instances or RankSlots(config, place.board, here, print_of)
         self._door = JoinDoor(self._slots, http.getsockname()[1], print_of) if self._survives else None
         self._notices, notify = os.pipe2(os.O_CLOEXEC)
         self._unread = b""  # the beginning of a notice

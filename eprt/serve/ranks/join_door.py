@@ -41,6 +41,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
     role: str | None = None  # of a whole instance (--role), of num_ranks ranks; None: a rank
     num_ranks: int = 1
     by_launcher: bool = False  # of a whole instance: the launcher starts it
+    gpus: list[str] = []  # UUIDs of those that the joiner sees
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
@@ -155,18 +156,23 @@ class JoinDoor:
         if error is None and request.role is None:
             error = "this server has instances: give --role prefill or --role decode"
         error = error or why_no_teams(slots.config.options.engine, request.num_ranks) or None
+        error = error or _why_other_gpus(slots, request)
         if error is not None or request.role is None:
             send_line(sock, JoinAnswer(error=error))
             return
-        if request.by_launcher:
-            name, pids = slots.start_instance(request.role, request.num_ranks)
-            send_line(sock, JoinAnswer(started=name, pids=pids))
+        try:
+            if request.by_launcher:
+                name, pids = slots.start_instance(request.role, request.num_ranks)
+                send_line(sock, JoinAnswer(started=name, pids=pids))
+                return
+            config = slots.config_of_joiner(request.role, request.num_ranks)
+        except ValueError as why:  # no GPUs are left
+            send_line(sock, JoinAnswer(error=str(why)))
             return
-        config = slots.config_of_joiner(request.role, request.num_ranks)
         send_line(sock, JoinAnswer(config=config))
         joined, _ = receive_line(sock, JoinedProcess)
+        slots.add_joiner(config, AdoptedProcess(joined.pid))
         assert config.instance is not None, "it has just been named"
-        slots.add_joiner(config.instance, AdoptedProcess(joined.pid))
         print_line(f"eprt: instance {config.instance.name} (pid {joined.pid}, {request.num_ranks} ranks) joins")
 
     def _choose_slot(self, slots: RankSlots, request: JoinRequest) -> tuple[int, str | None]:
@@ -189,3 +195,11 @@ class JoinDoor:
         """Why its ranks cannot compute with the server's."""
         model_dir = config.options.engine.model_dir
         return why_not_alike(request.version, request.model, model_dir, self._fingerprint)
+
+
+def _why_other_gpus(slots: InstanceSlots, request: JoinRequest) -> str | None:
+    """Ranks can read the memory of GPUs that they see, and no other."""
+    unseen = [gpu for gpu in slots.gpus if gpu not in request.gpus]
+    if request.by_launcher or not unseen:
+        return None
+    return f"this shell does not see the server's GPU {unseen[0]}: give it the server's CUDA_VISIBLE_DEVICES"

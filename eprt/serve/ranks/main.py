@@ -104,6 +104,7 @@ def run_launched(config: RankConfig) -> int:
         group = _join_group(config, channel)
         if config.num_host_ranks:
             group.num_ranks_on_host = config.num_host_ranks
+        group.gpus = config.gpus
         worker.serve(config.options, group, channel, config.first_rank, loading)
     except FrontendLostError:
         os._exit(1)  # the launcher tells why; other ranks may be inside a step that waits for this one

@@ -125,3 +125,11 @@ def test_a_v4_request_takes_pages_by_its_length_and_a_tail():
     assert layout.num_tail * layout.page_bytes == pytest.approx(18.5 * 2**20, rel=0.01)
     with pytest.raises(ValueError, match=rf"the smallest request takes {layout.num_tail + 1} pages of 1761280 bytes"):
         num_kv_pages(layout.num_tail * layout.page_bytes / 2**30, layout, 100)
+
+
+def test_v4_goes_from_instance_to_instance_on_cpus_only():
+    assert v4_layout((4, 128), hands_over=True).num_tail
+    with pytest.raises(
+        ValueError, match=r"^--device cuda: requests of DeepSeek V4 go from instance to instance on CPUs"
+    ):
+        v4_layout((4, 128), hands_over=True, device="cuda")

@@ -211,6 +211,41 @@ def test_nothing_is_left_of_a_request_that_is_dropped(engines, phase):
     assert first.stats().kv_pages_used_now == second.stats().kv_pages_used_now == 0
 
 
+def test_sums_wait_for_the_step_that_filled_the_pages_and_pulls_for_all_that_are_launched(engines, monkeypatch):
+    """On a GPU the thread's stream does: each mark stands behind what was launched before it."""
+    first, second = engines
+    prompt, params = list(range(6, 6 + 2 * PAGE)), SamplingParams(max_tokens=6, temperature=0, seed=1)
+    num_marks, seen = dict.fromkeys(engines, 0), {engine: [] for engine in engines}
+
+    def mark(engine: Engine):
+        num_marks[engine] += 1
+        number = num_marks[engine]
+        return lambda: seen[engine].append(number)
+
+    for engine in engines:
+        cache = engine.handoff.require_cache()
+        monkeypatch.setattr(cache, "after_steps", lambda engine=engine: mark(engine))
+        sums = cache.checksums
+        monkeypatch.setattr(
+            cache, "checksums", lambda pages, engine=engine, sums=sums: seen[engine].append("sum") or sums(pages)
+        )
+    first.add_request("a", prompt, params, hands_over=True)
+    first.step()
+    assert num_marks[first] == 1 and not seen[first]
+    for request_id in ("b", "c"):
+        first.add_request(request_id, [*prompt, 7], params, hands_over=True)
+        first.step()
+    assert num_marks[first] == 3
+    held = {event.request_id: event.held for event in wait_events(first, 3)}
+    assert seen[first] == [1, "sum", 2, "sum", 3, "sum"], "each waits for its own step, not for later ones"
+    second.intake.offer_request("a", prompt, params, 0, [7], held["a"])
+    wait_events(second)
+    assert seen[second] == [1, "sum"]
+    second.abort("a")
+    for request_id in held:
+        first.abort(request_id)
+
+
 def test_engines_without_readable_pages_say_so():
     engine = make_engine(8)
     with pytest.raises(ValueError, match="hands_over is not set"):

@@ -61,3 +61,52 @@ def test_cpu_and_auto_ask_nothing(monkeypatch):
     monkeypatch.setattr(device_check, "why_no_gpu", lambda: "asked")
     for device in ("cpu", "auto"):
         device_check.check_device(parse_options(["--model", str(MODEL), "--device", device]))
+
+
+def make_gpus(monkeypatch, uuids: list[bytes], unreachable: tuple[tuple[int, int], ...] = ()) -> None:
+    """A driver that shows these GPUs."""
+
+    def fill(reference, value: int) -> int:
+        reference._obj.value = value
+        return 0
+
+    driver = SimpleNamespace(
+        cuInit=lambda flags: 0,
+        cuDeviceGetCount=lambda count: fill(count, len(uuids)),
+        cuDeviceGet=fill,
+        cuDeviceGetUuid_v2=lambda raw, device: bool(ctypes.memmove(raw, uuids[device.value], 16)) - 1,
+        cuDeviceCanAccessPeer=lambda can, one, other: fill(can, (one, other) not in unreachable),
+    )
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+
+
+def test_gpus_have_the_names_that_torch_gives_them(monkeypatch):
+    make_gpus(monkeypatch, [bytes(range(16)), bytes(range(16, 32))])
+    first, second = "00010203-0405-0607-0809-0a0b0c0d0e0f", "10111213-1415-1617-1819-1a1b1c1d1e1f"
+    assert device_check.visible_gpus() == [first, second]
+
+    def fail(name):
+        raise OSError("no such file")
+
+    monkeypatch.setattr(ctypes, "CDLL", fail)
+    assert device_check.visible_gpus() == [] and device_check.why_no_peers([0, 1]) == ""
+
+
+def test_instances_that_find_no_gpus_or_no_way_between_them(tmp_path, monkeypatch):
+    torch_says(monkeypatch, tmp_path, "cuda = '13.0'")
+    uuids = [bytes([number] * 16) for number in range(3)]
+    make_gpus(monkeypatch, uuids, unreachable=((2, 0),))
+
+    def check(*flags: str) -> None:
+        device_check.check_device(parse_options(["--model", str(MODEL), "--device", "cuda", *flags]))
+
+    check("--prefill", "1", "--decode", "1")
+    with pytest.raises(
+        OptionError, match=r"^--prefill 1 --prefill-ranks 2 --decode 2 --decode-ranks 1: 1 x 2 . 2 x 1 = 4"
+    ):
+        check("--prefill", "1", "--prefill-ranks", "2", "--decode", "2")
+    with pytest.raises(OptionError, match=r"^--device cuda: GPU 2 cannot read the memory of GPU 0 "):
+        check("--prefill", "1", "--decode", "2")
+    monkeypatch.setenv("EPRT_RANKS_PER_GPU", "2")
+    make_gpus(monkeypatch, uuids[:2])
+    check("--prefill", "1", "--prefill-ranks", "2", "--decode", "2")

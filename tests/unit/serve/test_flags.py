@@ -190,7 +190,12 @@ def test_a_chat_template_of_a_file(tmp_path):
         (["--decode", "1", "--handoff-timeout", "0"], "--handoff-timeout 0: must be above 0"),
         (["--decode", "1", "--decode-balance", "rows"], "--decode-balance rows: must be step, kv or batch"),
         (["--decode", "1", "-n", "2"], "-n 2: instances have ranks of their own: --prefill-ranks, --decode-ranks"),
-        (["--decode", "1", "--device", "cuda"], "--device cuda: instances run on CPUs only"),
+        (["--decode", "1", "--device", "auto"], "--device auto: all instances need the same: give --device cpu or"),
+        (
+            ["--decode", "1", "--device", "cuda", "--join-address", "0.0.0.0:0"],
+            "--join-address 0.0.0.0:0: is for instances of other hosts, which cannot read KV pages of GPUs so far",
+        ),
+        (["--decode", "1", "--device", "cuda", "--page-reader", "tcp"], "--page-reader tcp: is for instances of other"),
         (
             ["--prefill", "1", "--decode", "1", "--prefill-ranks", "2", "--prompt-ranks", "3"],
             "--prompt-ranks 3: the largest instance has 2 ranks; must be in 1..2",
@@ -208,6 +213,11 @@ def test_a_chat_template_of_a_file(tmp_path):
 def test_flags_of_instances_that_cannot_be_served_are_named(flags, words):
     with pytest.raises(OptionError, match=f"^{words}"):
         parse_options(["--model", str(MODEL), *flags])
+
+
+def test_instances_on_gpus():
+    options = parse_options(["--model", str(MODEL), "--prefill", "1", "--decode", "2", "--device", "cuda"])
+    assert options.engine.hands_over and options.engine.page_size == 64 and options.total_ranks == 3
 
 
 def test_instances_have_names_roles_and_ranks_in_order():

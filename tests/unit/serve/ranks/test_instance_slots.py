@@ -12,6 +12,7 @@ from eprt.serve.options import RankConfig
 from eprt.serve.ranks import instance_slots as module
 from eprt.serve.ranks import slots as slots_module
 from eprt.serve.ranks.instance_slots import InstanceSlots
+from eprt.serve.ranks.slots import AdoptedProcess
 
 PLAN = [("prefill-0", "prefill", 2), ("decode-0", "decode", 1)]
 
@@ -32,9 +33,9 @@ def started(monkeypatch):
         process.wait()
 
 
-def make_slots() -> InstanceSlots:
+def make_slots(gpus: tuple[str, ...] = ()) -> InstanceSlots:
     options = SimpleNamespace(instance_plan=PLAN)
-    slots = InstanceSlots(RankConfig(options, 0, 3, -1, "unix:x", "secret", 1))  # type: ignore[arg-type]
+    slots = InstanceSlots(RankConfig(options, 0, 3, -1, "unix:x", "secret", 1), gpus)  # type: ignore[arg-type]
     slots.start_all()
     return slots
 
@@ -109,3 +110,25 @@ def reap_one(slots: InstanceSlots, process: subprocess.Popen):
     process.kill()
     (end,) = reap(slots, 1)
     return end
+
+
+def test_each_instance_has_gpus_of_its_own_until_it_ends_for_good(started):
+    slots = make_slots(("a", "b", "c", "d"))
+    assert [config.gpus for config, _ in started] == [("a", "b"), ("a", "b"), ("c",)]
+    with pytest.raises(ValueError, match=r"an instance of 2 ranks needs room.* have 3, which leaves 1"):
+        slots.start_instance("prefill", 2)
+    joiner = slots.config_of_joiner("decode", 1)
+    assert joiner.gpus == ("d",) and joiner.num_ranks == 1
+    slots.add_joiner(joiner, AdoptedProcess(started[2][1].pid))
+    with pytest.raises(ValueError, match="which leaves 0"):
+        slots.config_of_joiner("decode", 1)
+    slots.plan_restart(reap_one(slots, started[2][1]))  # the decode instance comes back to its GPU; the joiner is gone
+    assert slots.start_instance("decode", 1)[0] == "decode-1" and started[-1][0].gpus == ("d",)
+    started[0][1].kill()
+    started[1][1].kill()
+    reap(slots, 2)
+    assert slots.start_instance("prefill", 1)[0] == "prefill-1" and started[-1][0].gpus == ("a",)
+    with pytest.raises(ValueError, match="which leaves 1"):
+        slots.start_instance("prefill", 2)
+    reap_one(slots, started[-1][1])
+    assert slots.start_instance("prefill", 2)[0] == "prefill-0" and started[-1][0].gpus == ("a", "b")

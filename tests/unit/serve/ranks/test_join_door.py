@@ -6,6 +6,7 @@ import socket
 import threading
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 import eprt
@@ -13,6 +14,7 @@ from eprt.ep.group.host_board import HostBoard
 from eprt.serve.fingerprint import fingerprint
 from eprt.serve.flags import parse_options
 from eprt.serve.options import RankConfig
+from eprt.serve.ranks.instance_slots import InstanceSlots
 from eprt.serve.ranks.join_door import (
     JoinAnswer,
     JoinDoor,
@@ -144,3 +146,19 @@ def test_a_line_that_comes_byte_by_byte_does_not_hold_the_launcher(monkeypatch):
 def test_a_second_server_at_the_port_says_that_none_can_join_it(door, capsys):
     JoinDoor(door.slots, PORT, str).close()
     assert "`eprt join` cannot reach this server" in capsys.readouterr().err
+
+
+def test_an_instance_is_told_its_gpus_or_why_it_gets_none(tmp_path):
+    options = parse_options(["--model", str(MODEL), "--prefill", "1", "--decode", "1", "--device", "cuda"])
+    config = RankConfig(options, 0, 2, -1, "unix:x", "secret", os.getpid())
+    slots = InstanceSlots(config, ["a", "b", "c"])  # two are those of the start
+    asked = JoinRequest(None, eprt.__version__, None, "decode", 1, gpus=["b", "a"])
+    with contextlib.closing(JoinDoor(slots, PORT, str)) as door:
+        unseen = ask(door, asked)[0].error
+        assert unseen == "this shell does not see the server's GPU c: give it the server's CUDA_VISIBLE_DEVICES"
+        asked = msgspec.structs.replace(asked, gpus=["b", "d", "c", "a"])
+        answer, _ = ask(door, asked, pid=os.getpid())
+        assert answer.config is not None and answer.config.gpus == ("c",)
+        for by_launcher in (False, True):
+            refused = ask(door, msgspec.structs.replace(asked, by_launcher=by_launcher))[0].error
+            assert refused is not None and "of 3 GPUs, other instances' ranks have 3, which leaves 0" in refused

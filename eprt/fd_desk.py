@@ -26,11 +26,11 @@ class FdDesk:
     desk's, and stay open as long as it does."""
 
     def __init__(self):
-        self._name = f"eprt-fds-{os.getpid()}-{secrets.token_hex(8)}"
+        self.name = f"eprt-fds-{os.getpid()}-{secrets.token_hex(8)}"
         self._fds: dict[int, int] = {}
         self._num_offered = 0
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._listener.bind(f"\0{self._name}")
+        self._listener.bind(f"\0{self.name}")
         self._listener.listen(128)
         self._thread = threading.Thread(target=self._serve, name="eprt-fds", daemon=True)
         self._thread.start()
@@ -38,7 +38,7 @@ class FdDesk:
     def offer(self, fd: int) -> FdTicket:
         number, self._num_offered = self._num_offered, self._num_offered + 1
         self._fds[number] = fd
-        return FdTicket(self._name, number)
+        return FdTicket(self.name, number)
 
     def withdraw(self, ticket: FdTicket) -> None:
         """Nobody gets the file any more."""

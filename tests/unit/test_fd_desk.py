@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from eprt.ep.group.fd_desk import FdDesk, FdTicket
+from eprt.fd_desk import FdDesk, FdTicket
 
 
 def offered(desk: FdDesk, content: bytes) -> FdTicket:
@@ -39,7 +39,7 @@ def test_another_process_gets_the_file():
     desk = FdDesk()
     ticket = pickle.dumps(offered(desk, b"shared")).hex()
     program = (
-        "import os, pickle; from eprt.ep.group.fd_desk import FdDesk; "
+        "import os, pickle; from eprt.fd_desk import FdDesk; "
         f"print(os.pread(FdDesk.fetch(pickle.loads(bytes.fromhex({ticket!r}))), 100, 0).decode())"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
