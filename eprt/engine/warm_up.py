@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from eprt.config import EngineConfig
@@ -13,7 +14,8 @@ from eprt.engine.drafter import Drafter
 from eprt.engine.graphs import DecodeGraphs, GraphsByContext, context_pages, graph_sizes, padding_rows
 from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.runner import Runner
-from eprt.layers.batch import ForwardBatch, Split
+from eprt.gpu.upload import upload
+from eprt.layers.batch import ForwardBatch, HostRows, Split
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ def warm_up(
     lengths = sorted({1, *(1 << i for i in range(4, chunk_size.bit_length()) if 1 << i < chunk_size), chunk_size})
     with _ranks_that_compile(runner):
         for length, num_tokens in (*((length, runner.model.config.vocab_size) for length in lengths), (chunk_size, 1)):
-            batch = _prompt(length, num_tokens, runner.page_size, runner.padding_page, runner.device)
+            batch = _prompt(runner, length, num_tokens)
             batches = [batch]
             if overlap_of(length) == "tbo":
                 batches.append(replace(batch, overlap="tbo", split=Split.in_middle([0, length])))
@@ -81,7 +83,8 @@ def record_decodes(
         sizes = []
 
     def padding(num_rows: int, num_pages: int = num_pages) -> ForwardBatch:
-        return padding_rows(num_rows, num_pages, runner.page_size, runner.padding_page, runner.device, overlap)
+        where = num_pages, runner.page_size, runner.padding_page, runner.device
+        return padding_rows(num_rows, *where, overlap, runner.rows.tail_MF.shape[1])
 
     if not sizes:
         with _ranks_that_compile(runner):
@@ -91,12 +94,12 @@ def record_decodes(
                     drafter.compute(padding(num_rows), hidden_TH)
         return []
     config, pool, graphs, of_drafts = runner.model.config, None, [], []
-    for most_pages in context_pages(num_pages, runner.page_size, config.indexer):
+    for most_pages in context_pages(num_pages, runner.page_size, config):
         largest = padding(sizes[-1], most_pages)
         graphs.append(DecodeGraphs(runner.compute, sizes, largest, pool=pool))
         pool = graphs[0].pool
         if drafter is not None:
-            hidden_TH = torch.zeros(sizes[-1], config.hidden_size, dtype=config.dtype, device=runner.device)
+            hidden_TH = torch.zeros(sizes[-1], *runner.model.hidden_shape, dtype=config.dtype, device=runner.device)
             most_requests = len(runner.rows.length_M)
             of_drafts.append(DecodeGraphs(drafter.compute, sizes, largest, hidden_TH, most_requests, pool))
     with _ranks_that_compile(runner):
@@ -134,17 +137,28 @@ def log_graphs(sizes: Sequence[int], most_decodes: int, most_rows: int) -> None:
         )
 
 
-def _prompt(length: int, num_tokens: int, page_size: int, page: int, device: torch.device) -> ForwardBatch:
-    """One request whose tokens repeat 0..num_tokens - 1; each of them sees and overwrites the same page."""
-    position = torch.arange(length, device=device)
+def _prompt(runner: Runner, length: int, num_tokens: int, start: int = 0) -> ForwardBatch:
+    """One request's tokens from position start on, which repeat 0..num_tokens - 1; each of them sees and overwrites the
+    same page."""
+    device, page, page_size = runner.device, runner.padding_page, runner.page_size
+    end, position = start + length, torch.arange(start, start + length, device=device)
+    host = HostRows(
+        query_start_B1=np.array([0, length], dtype=np.int32),
+        seq_len_B=np.array([end], dtype=np.int32),
+        tail_BF=np.full((1, runner.rows.tail_MF.shape[1]), page, dtype=np.int32),
+    )
+    query_start_B1, seq_len_B, tail_BF = upload([host.query_start_B1, host.seq_len_B, host.tail_BF], device)
+    has_tail = tail_BF.shape[1] > 0
     return ForwardBatch(
         token_id_T=position % num_tokens,
         position_T=position,
         kv_slot_T=page * page_size + position % page_size,
-        page_table_BP=torch.full((1, -(-length // page_size)), page, dtype=torch.int32, device=device),
-        seq_len_B=torch.tensor([length], dtype=torch.int32, device=device),
-        query_start_B1=torch.tensor([0, length], dtype=torch.int32, device=device),
+        page_table_BP=torch.full((1, -(-end // page_size)), page, dtype=torch.int32, device=device),
+        seq_len_B=seq_len_B,
+        query_start_B1=query_start_B1,
         num_decode=0,
         logits_idx=torch.zeros(1, dtype=torch.int64, device=device),
         mode="normal",
+        tail_BF=tail_BF if has_tail else None,
+        host=host if has_tail else None,
     )

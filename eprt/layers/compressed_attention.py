@@ -18,16 +18,17 @@ from torch import Tensor
 from eprt.config import ModelConfig
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.compressor import Compressor
+from eprt.layers.decode_plan import DecodePlan
 from eprt.layers.entry_indexer import EntryIndexer, IndexQueries
 from eprt.layers.hybrid_cache import LayerPages
-from eprt.layers.hybrid_plan import HybridPlan, SpanGroup
+from eprt.layers.hybrid_insert import EntryMaker, Makers, insert
+from eprt.layers.hybrid_plan import HybridPlan
 from eprt.layers.linear import JoinedLinear, Linear
 from eprt.layers.norm import RMSNorm
+from eprt.ops import shared_attention, turn_rows
 from eprt.ops.elementwise import Rotation
-from eprt.ops.indexer import as_cached
-from eprt.ops.paged_rows import copy_rows
-from eprt.ops.shared_attention import SeenEntries, SeenTokens, shared_attention
-from eprt.ops.turned_rows import RowNorm, turn_rows
+from eprt.ops.shared_attention import SeenEntries, SeenTokens
+from eprt.ops.turned_rows import RowNorm
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class CompressedAttention:
         self.scale = self.head_dim**-0.5
         self.query_norm = RowNorm(config.rms_norm_eps)
         self.key_norm = RowNorm(weights.kv_norm.eps, weights.kv_norm.weight_H)
+        self._makers = _makers(weights)
 
     def __call__(
         self, x_TH: Tensor, norm: RMSNorm, batch: ForwardBatch, pages: LayerPages, plans: dict[str, Any]
@@ -71,9 +73,9 @@ class CompressedAttention:
         q_TND = w.q_b(q_TA).unflatten(1, (self.config.num_attention_heads, self.head_dim))
         q_TND = turn_rows(q_TND, rotation, self.query_norm)
         if "hybrid" not in plans:
-            plans["hybrid"] = HybridPlan(batch, self.window)
-        plan: HybridPlan = plans["hybrid"]
-        local_XD = self._insert(plan, rows, pages)
+            plans["hybrid"] = (DecodePlan if batch.by_rows else HybridPlan)(batch, self.window)
+        plan: HybridPlan | DecodePlan = plans["hybrid"]
+        local_XD = insert(plan, rows, pages, self._makers)
         if local_XD.dtype != torch.uint8:
             local_XD = local_XD.to(q_TND.dtype)
         tokens = SeenTokens(local_XD, plan.local_begin_T, plan.local_end_T)
@@ -88,7 +90,7 @@ class CompressedAttention:
         w = self.weights
         if w.pooled is None or w.compressor is None:
             return {}, None
-        product_TC, *of_index = w.pooled(h_TH.float())
+        product_TC, *of_index = w.pooled.in_fp32(h_TH)
         states = {"state": w.compressor.states(product_TC, rotation.position_T)}
         if w.indexer is None:
             return states, None
@@ -99,28 +101,10 @@ class CompressedAttention:
         groups = out_TND.flatten(1).chunk(len(self.weights.o_a), dim=1)
         return self.weights.o_b(torch.cat([linear(group) for linear, group in zip(self.weights.o_a, groups)], dim=1))
 
-    def _insert(self, plan: HybridPlan, rows: dict[str, Tensor], pages: LayerPages) -> Tensor:
-        """Stores what the batch's tokens leave behind. Returns them and the windows before them, as they are stored."""
-        w, stored_TD = self.weights, rows["window"]
-        local_XD = stored_TD.new_empty(plan.num_local, stored_TD.shape[1])
-        copy_rows(local_XD, plan.local_T, stored_TD, None)
-        for group in plan.groups:
-            for span in group.spans:
-                if span.takeover is not None:
-                    pages.take_over(span.tail_F, span.takeover, span.start)
-            window = pages.tail["window"]
-            window.gather(group.before.slots(plan.tail_BF, window), local_XD, group.before.at_Y)
-            if w.compressor is not None:
-                _close_entries(w.compressor, plan, group, "state", "entries", rows, pages)
-            if w.indexer is not None:
-                _close_entries(w.indexer.compressor, plan, group, "index_state", "keys", rows, pages)
-            _store(plan, group, rows, pages)
-        return local_XD
-
-    def _seen_entries(self, plan: HybridPlan, index: IndexQueries | None, pages: LayerPages) -> SeenEntries:
+    def _seen_entries(self, plan: HybridPlan | DecodePlan, index: IndexQueries | None, pages: LayerPages) -> SeenEntries:
         if not pages.ratio:
             entry, none_T = pages.formats["entries"], torch.zeros_like(plan.request_T)
-            no_pages = torch.empty(0, 1, entry.width, dtype=entry.dtype)
+            no_pages = torch.empty(0, 1, entry.width, dtype=entry.dtype, device=none_T.device)
             return SeenEntries(no_pages, plan.table_BP, plan.request_T, none_T)
         num_T, entries = entries_seen(plan.position_T, pages.ratio).int(), pages.context["entries"]
         indexer = self.weights.indexer
@@ -130,42 +114,13 @@ class CompressedAttention:
         return SeenEntries(entries, plan.table_BP, plan.request_T, num_T.clamp(max=indexer.top_k), slot_TK)
 
 
-def _close_entries(
-    compressor: Compressor,
-    plan: HybridPlan,
-    group: SpanGroup,
-    state: str,
-    name: str,
-    rows: dict[str, Tensor],
-    pages: LayerPages,
-) -> None:
-    closed = group.closed(compressor.ratio)
-    if closed is None:
-        return
-    ring, num_kept = pages.tail[state], len(closed.kept)
-    states_S2C = torch.empty(num_kept + len(rows[state]), *rows[state].shape[1:])
-    ring.gather(closed.kept.slots(plan.tail_BF, ring), states_S2C)
-    states_S2C[num_kept:] = rows[state]
-    entries_XD = compressor.pool(states_S2C, closed.index_XR, closed.entry_X)
-    if name == "keys":
-        entries_XD = as_cached(entries_XD.unsqueeze(1), pages.context[name].dtype).squeeze(1)
-    pages.insert(name, closed.slots(plan.table_BP, pages.context[name].shape[1]), entries_XD)
-
-
-def _store(plan: HybridPlan, group: SpanGroup, rows: dict[str, Tensor], pages: LayerPages) -> None:
-    """Into the tails; and the bookmarks, each of them when its position is passed."""
-    for name, values in rows.items():
-        ring = pages.tail[name]
-        kept = group.writes(ring.size)
-        ring.scatter(kept.slots(plan.tail_BF, ring), values, kept.at_Y)
-    for span in group.spans:
-        done = span.start
-        for end, bookmark in (*span.bookmarks, (span.end, None)) if span.bookmarks else ():
-            for name, values in rows.items():
-                pages.tail[name].write(span.tail_F, end, values[span.row_of(done) : span.row_of(end)])
-            if bookmark is not None:
-                pages.leave_bookmark(span.tail_F, bookmark, end)
-            done = end
+def _makers(weights: CompressedAttentionWeights) -> Makers:
+    makers = []
+    if weights.compressor is not None:
+        makers.append(EntryMaker(weights.compressor, "state", "entries"))
+    if weights.indexer is not None:
+        makers.append(EntryMaker(weights.indexer.compressor, "index_state", "keys"))
+    return tuple(makers)
 
 
 def entries_seen(position: Tensor, ratio: int) -> Tensor:

@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from eprt.layers.norm import RMSNorm
+from eprt.ops import pool_entries, turn_rows
 from eprt.ops.elementwise import Rotation
-from eprt.ops.shared_attention import pool_entries
-from eprt.ops.turned_rows import RowNorm, turn_rows
+from eprt.ops.turned_rows import RowNorm
 
 OVERLAPPING_RATIO = 4
 

@@ -15,8 +15,9 @@ from eprt.config import ModelConfig
 from eprt.layers.compressor import Compressor
 from eprt.layers.linear import Linear
 from eprt.layers.rope import rotate_last
+from eprt.ops import index_topk
 from eprt.ops.elementwise import Rotation
-from eprt.ops.indexer import as_cached, index_topk
+from eprt.ops.indexer import as_cached
 
 
 @dataclass(frozen=True)

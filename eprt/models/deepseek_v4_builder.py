@@ -41,14 +41,20 @@ class V4Builder(ModelBuilder):
         if v.drafter and self.group.rank == 0:
             log.warning("the checkpoint's drafter is %s, which is not implemented: served without drafts", v.drafter)
         ropes = {"window": v.window_rope, "compress": c.rope}
-        self.cos_sin = {name: cos_sin_table(r, c.qk_rope_head_dim, self.num_positions) for name, r in ropes.items()}
+        self.cos_sin = {
+            name: cos_sin_table(rope, c.qk_rope_head_dim, self.num_positions).to(self.device)
+            for name, rope in ropes.items()
+        }
         embed_VH = self.read("embed.weight")
         layers = [self.stream_layer(layer_idx) for layer_idx in range(c.num_hidden_layers)]
         head, norm = self.stream_head(""), self.norm("norm.weight", c.rms_norm_eps)
         mtp = self.stream_mtp_layer(c.num_hidden_layers) if self.mtp else None
         lm_head = Linear(Weight(self.read("head.weight")))
-        kept_tails = KeptTails(self.engine.num_speculative_tokens) if self.group.size > 1 else None
-        return DeepseekV4Model(c, embed_VH, layers, head, norm, lm_head, self.exchange, mtp, kept_tails)
+        kept_tails = None
+        if self.group.size > 1 and self.device.type == "cpu":  # on GPUs ranks that are lost are not replaced
+            kept_tails = KeptTails(self.engine.num_speculative_tokens)
+        parts = embed_VH, layers, head, norm, lm_head, self.exchange, mtp, kept_tails
+        return DeepseekV4Model(c, *parts, self.device)
 
     def stream_mtp_layer(self, layer_idx: int) -> StreamMtpLayer:
         """Its embedding and head are the model's own."""

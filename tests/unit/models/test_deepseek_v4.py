@@ -264,7 +264,7 @@ def _worst_entries_chosen(monkeypatch, model):
 
 def _streams_mixed_the_other_way(monkeypatch, model):
     turned = functools.partial(reference_v4.mix_streams, turned=True)
-    monkeypatch.setattr(hyper_connections.streams, "mix_streams", turned)
+    monkeypatch.setattr(hyper_connections.ops, "mix_streams", turned)
 
 
 def _a_single_sinkhorn_step(monkeypatch, model):
@@ -280,7 +280,7 @@ def _outputs_not_doubled(monkeypatch, model):
 
 def _streams_not_normalised(monkeypatch, model):
     turned = functools.partial(reference_v4.mix_streams, normalised=False)
-    monkeypatch.setattr(hyper_connections.streams, "mix_streams", turned)
+    monkeypatch.setattr(hyper_connections.ops, "mix_streams", turned)
 
 
 def _gate_of_sigmoids(monkeypatch, model):
