@@ -21,13 +21,13 @@ from eprt.layers.compressor import Compressor
 from eprt.layers.decode_plan import DecodePlan
 from eprt.layers.entry_indexer import EntryIndexer, IndexQueries
 from eprt.layers.hybrid_cache import LayerPages
-from eprt.layers.hybrid_insert import EntryMaker, Makers, insert
+from eprt.layers.hybrid_insert import EntryMaker, TokenRows, insert
 from eprt.layers.hybrid_plan import HybridPlan
 from eprt.layers.linear import JoinedLinear, Linear
 from eprt.layers.norm import RMSNorm
-from eprt.ops import shared_attention, turn_rows
+from eprt.ops import turn_rows, turned_attention
 from eprt.ops.elementwise import Rotation
-from eprt.ops.shared_attention import SeenEntries, SeenTokens
+from eprt.ops.shared_attention import SeenEntries
 from eprt.ops.turned_rows import RowNorm
 
 
@@ -66,22 +66,17 @@ class CompressedAttention:
         q_TA, kv_TD = w.qkv_a(h_TH)
         q_TA = w.q_norm(q_TA)
         rotation = Rotation(self.cos_sin_PR, batch.position_T, True)
-        keys_TD = turn_rows(kv_TD.unsqueeze(1), rotation, self.key_norm).squeeze(1)
-        rows = {"window": pages.formats["window"].encode(keys_TD)}
         states, index = self._project(h_TH, q_TA, rotation, pages)
-        rows |= states
-        q_TND = w.q_b(q_TA).unflatten(1, (self.config.num_attention_heads, self.head_dim))
-        q_TND = turn_rows(q_TND, rotation, self.query_norm)
         if "hybrid" not in plans:
             plans["hybrid"] = (DecodePlan if batch.by_rows else HybridPlan)(batch, self.window)
         plan: HybridPlan | DecodePlan = plans["hybrid"]
-        local_XD = insert(plan, rows, pages, self._makers)
-        if local_XD.dtype != torch.uint8:
-            local_XD = local_XD.to(q_TND.dtype)
-        tokens = SeenTokens(local_XD, plan.local_begin_T, plan.local_end_T)
+        tokens = insert(plan, TokenRows(kv_TD, self.key_norm, rotation, states), pages, self._makers)
+        q_TND = w.q_b(q_TA).unflatten(1, (self.config.num_attention_heads, self.head_dim))
+        q_TND = turn_rows(q_TND, rotation, self.query_norm)
         entries = self._seen_entries(plan, index, pages)
-        out_TND = shared_attention(q_TND, tokens, entries, w.sink_N, self.scale, self.config.qk_rope_head_dim)
-        return self._project_out(turn_rows(out_TND, rotation, backwards=True, dtype=x_TH.dtype))
+        return self._project_out(
+            turned_attention(q_TND, tokens, entries, w.sink_N, self.scale, rotation, dtype=x_TH.dtype)
+        )
 
     def _project(
         self, h_TH: Tensor, q_TA: Tensor, rotation: Rotation, pages: LayerPages
@@ -114,7 +109,7 @@ class CompressedAttention:
         return SeenEntries(entries, plan.table_BP, plan.request_T, num_T.clamp(max=indexer.top_k), slot_TK)
 
 
-def _makers(weights: CompressedAttentionWeights) -> Makers:
+def _makers(weights: CompressedAttentionWeights) -> tuple[EntryMaker, ...]:
     makers = []
     if weights.compressor is not None:
         makers.append(EntryMaker(weights.compressor, "state", "entries"))

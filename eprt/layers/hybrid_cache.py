@@ -94,20 +94,20 @@ class Ring:
 
     def __init__(self, page: int, slots_PSD: Tensor):
         self.page, self.size, self.slots_PSD = page, slots_PSD.shape[1], slots_PSD
-        self._rows_PSX = slots_PSD.flatten(2)  # the same memory
+        self.rows_PSX = slots_PSD.flatten(2)  # the same memory, a slot's values side by side
 
     def gather(self, slot_Y: Tensor, values: Tensor, at_Y: Tensor | None = None) -> None:
         """Copies slots (page * size + place) to values[at], or to the first of values: [.., slot], of any dtype.
         Negative slots: not copied."""
-        if values.dtype == self._rows_PSX.dtype:
-            return ops.copy_rows(values.flatten(1), at_Y, self._rows_PSX, slot_Y)
-        read_YX = self._rows_PSX.new_empty(len(slot_Y), self._rows_PSX.shape[2])
-        ops.copy_rows(read_YX, None, self._rows_PSX, slot_Y)
+        if values.dtype == self.rows_PSX.dtype:
+            return ops.copy_rows(values.flatten(1), at_Y, self.rows_PSX, slot_Y)
+        read_YX = self.rows_PSX.new_empty(len(slot_Y), self.rows_PSX.shape[2])
+        ops.copy_rows(read_YX, None, self.rows_PSX, slot_Y)
         values.flatten(1)[slice(len(slot_Y)) if at_Y is None else at_Y] = read_YX.to(values.dtype)
 
     def scatter(self, slot_Y: Tensor, values: Tensor, at_Y: Tensor | None) -> None:
         """The reverse: from values[at], or from all values in order."""
-        ops.copy_rows(self._rows_PSX, slot_Y, values.flatten(1).to(self._rows_PSX.dtype), at_Y)
+        ops.copy_rows(self.rows_PSX, slot_Y, values.flatten(1).to(self.rows_PSX.dtype), at_Y)
 
     def read(self, places: tuple[Tensor, Tensor]) -> Tensor:
         """The slots of (page, place): tensors that go together."""
@@ -188,10 +188,6 @@ class LayerPages:
         for name, ring in self.bookmark.items():
             tail = self.tail[name]
             tail.write(moves.tail(tail, ring.size), ring.read(moves.bookmark(ring)))
-
-    def insert(self, name: str, slot_X: Tensor, values_XD: Tensor) -> None:
-        """Stores entries: page * entries of a page + place; negative: nowhere."""
-        ops.copy_rows(self.context[name], slot_X, self.formats[name].encode(values_XD), None)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a layer's tokens leave in the hybrid cache: their places in the rings, the entries that they complete, bookmarks.
 
 By HybridPlan of whole requests, which read what earlier steps left, then write; by DecodePlan of rows, which write, then
-read. Both return the tokens that queries see, side by side. Knows nothing of queries.
+read. Knows nothing of queries.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,23 @@ import torch
 from torch import Tensor
 
 from eprt import ops
-from eprt.layers.compressor import OVERLAPPING_RATIO, Compressor
+from eprt.layers.compressor import Compressor
 from eprt.layers.decode_plan import DecodePlan
 from eprt.layers.hybrid_cache import LayerPages
 from eprt.layers.hybrid_plan import HybridPlan, SpanGroup
-from eprt.ops.indexer import as_cached
+from eprt.ops.elementwise import Rotation
+from eprt.ops.shared_attention import SeenRing, SeenTokens
+from eprt.ops.turned_rows import RowNorm
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Of a batch's tokens."""
+
+    key_TD: Tensor  # before norm and rotation
+    norm: RowNorm
+    rotation: Rotation
+    states: dict[str, Tensor]  # fp32 [T, 2, channels], what compressors need; by the names of rings
 
 
 @dataclass(frozen=True)
@@ -26,45 +38,42 @@ class EntryMaker:
     name: str
 
     def insert(self, states_S2C: Tensor, index_XR: Tensor, entry_X: Tensor, slot_X: Tensor, pages: LayerPages) -> None:
-        """index: which states entries are made of, as Compressor.pool has it."""
-        entries_XD = self.compressor.pool(states_S2C, index_XR, entry_X)
-        if self.name == "keys":
-            entries_XD = as_cached(entries_XD.unsqueeze(1), pages.context[self.name].dtype).squeeze(1)
-        pages.insert(self.name, slot_X, entries_XD)
+        """states, index: as of Compressor.pool. entry: their numbers. slot: page * entries of a page + place; negative:
+        nowhere."""
+        store = ops.insert_keys if self.name == "keys" else ops.insert_rows
+        pooled_XD, made = self.compressor.pool(states_S2C, index_XR), self.compressor
+        store(pages.context[self.name], slot_X, pooled_XD, pages.formats[self.name], made.rotation(entry_X), made.norm)
 
     def page_entries(self, pages: LayerPages) -> int:
         return pages.context[self.name].shape[1]
 
 
-Makers = tuple[EntryMaker, ...]
+def insert(
+    plan: HybridPlan | DecodePlan, rows: TokenRows, pages: LayerPages, makers: tuple[EntryMaker, ...]
+) -> SeenTokens | SeenRing:
+    """Returns the tokens that queries see."""
+    if isinstance(plan, DecodePlan):
+        return _insert_rows(plan, rows, pages, makers)
+    return _insert_spans(plan, rows, pages, makers)
 
 
-def insert(plan: HybridPlan | DecodePlan, rows: dict[str, Tensor], pages: LayerPages, makers: Makers) -> Tensor:
-    """rows: by the names of rings, what each token leaves there. Returns the plan's local rows, as they are stored."""
-    return (_insert_rows if isinstance(plan, DecodePlan) else _insert_spans)(plan, rows, pages, makers)
-
-
-def _insert_rows(plan: DecodePlan, rows: dict[str, Tensor], pages: LayerPages, makers: Makers) -> Tensor:
-    for name, values in rows.items():
-        ring = pages.tail[name]
-        ring.scatter(plan.written(ring), values, None)
+def _insert_rows(plan: DecodePlan, rows: TokenRows, pages: LayerPages, makers: tuple[EntryMaker, ...]) -> SeenRing:
+    window = pages.tail["window"]
+    where = window.rows_PSX, plan.written(window)
+    ops.insert_rows(*where, rows.key_TD, pages.formats["window"], rows.rotation, rows.norm)
     for maker in makers:
         ring, ratio = pages.tail[maker.state], maker.compressor.ratio
-        entries, slot_Y = plan.entries(ratio), plan.tokens(ratio, ring)
-        states_S2C = rows[maker.state].new_empty(len(slot_Y), *rows[maker.state].shape[1:])
-        ring.gather(slot_Y, states_S2C)
+        ring.scatter(plan.written(ring), rows.states[maker.state], None)
         slot_T = plan.entry_slots(ratio, maker.page_entries(pages))
-        maker.insert(states_S2C, entries.index_TR, entries.entry_T, slot_T, pages)
-    local_XD = rows["window"].new_empty(plan.num_local, rows["window"].shape[1])
-    window = pages.tail["window"]
-    window.gather(plan.window(window), local_XD)
-    return local_XD
+        maker.insert(ring.slots_PSD, plan.tokens(ratio, ring), plan.position_T // ratio, slot_T, pages)
+    return SeenRing(window.rows_PSX, plan.page(window), plan.begin_T, plan.end_T)
 
 
-def _insert_spans(plan: HybridPlan, rows: dict[str, Tensor], pages: LayerPages, makers: Makers) -> Tensor:
-    stored_TD = rows["window"]
-    local_XD = stored_TD.new_empty(plan.num_local, stored_TD.shape[1])
-    ops.copy_rows(local_XD, plan.local_T, stored_TD, None)
+def _insert_spans(plan: HybridPlan, rows: TokenRows, pages: LayerPages, makers: tuple[EntryMaker, ...]) -> SeenTokens:
+    key_TD = ops.turn_rows(rows.key_TD.unsqueeze(1), rows.rotation, rows.norm).squeeze(1)
+    left = {"window": pages.formats["window"].encode(key_TD), **rows.states}
+    local_XD = left["window"].new_empty(plan.num_local, left["window"].shape[1])
+    ops.copy_rows(local_XD, plan.local_T, left["window"], None)
     for group in plan.groups:
         if group.takeovers is not None:
             pages.take_over(group.takeovers)
@@ -74,12 +83,14 @@ def _insert_spans(plan: HybridPlan, rows: dict[str, Tensor], pages: LayerPages, 
             bookmark = pages.bookmark["window"]
             bookmark.write(group.bookmarks.bookmark(bookmark), local_XD[group.marked_NW])
         for maker in makers:
-            _close_entries(maker, plan, group, rows[maker.state], pages)
-        for name, values in rows.items():
+            _close_entries(maker, plan, group, rows.states[maker.state], pages)
+        for name, values in left.items():
             ring = pages.tail[name]
             kept = group.writes(ring.size)
             ring.scatter(kept.slots(plan.tail_BF, ring), values, kept.at_Y)
-    return local_XD
+    if local_XD.dtype != torch.uint8:
+        local_XD = local_XD.to(key_TD.dtype)
+    return SeenTokens(local_XD, plan.local_begin_T, plan.local_end_T)
 
 
 def _close_entries(maker: EntryMaker, plan: HybridPlan, group: SpanGroup, rows_T2C: Tensor, pages: LayerPages) -> None:

@@ -5,6 +5,7 @@ import torch
 from eprt.layers.hybrid_cache import LayerPages, MovePlaces, Ring
 from eprt.layers.hybrid_plan import ClosedEntries, Places
 from eprt.ops.entry_format import EntryFormat
+from eprt.ops.paged_rows import copy_rows
 
 
 def ring(num_slots: int, width: int, page: int = 0, num_pages: int = 8) -> Ring:
@@ -76,7 +77,7 @@ def test_entries_lie_in_the_pages_of_their_positions():
     none, index = Places.join([]), torch.zeros(11, 4, dtype=torch.int64)
     entries = torch.tensor([0] * 10 + [1]), torch.tensor([*range(60, 70), 65]), torch.zeros(0, dtype=torch.int64)
     closed = ClosedEntries(none, index, *entries)
-    pages.insert("entries", closed.slots(tables, 64), torch.cat((rows(60, 70, 3), rows(7, 8, 3))))
+    copy_rows(pages.context["entries"], closed.slots(tables, 64), torch.cat((rows(60, 70, 3), rows(7, 8, 3))), None)
     assert torch.equal(pages.context["entries"][3, 60:], rows(60, 64, 3))
     assert torch.equal(pages.context["entries"][1, :6], rows(64, 70, 3))
     assert torch.equal(pages.context["entries"][2, 1:2], rows(7, 8, 3))
