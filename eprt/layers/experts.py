@@ -131,9 +131,11 @@ class Experts:
         if signal is None:
             known = None if received.counts is None else KnownRows(received.counts, self.buffers)
             hints = expected_rows, num_sms, known
-            limit = {} if self.pool.swiglu_limit is None else {"limit": self.pool.swiglu_limit}
-            return ops.grouped_experts(x_RH, count_E, w13, w2, out_RH, buffer_E, scale_RG, *hints, **limit)
-        inner = ops.experts_up(x_RH, count_E, w13, buffer_E, scale_RG, out_RH.dtype, expected_rows, num_sms)
+            return ops.grouped_experts(
+                x_RH, count_E, w13, w2, out_RH, buffer_E, scale_RG, *hints, self.pool.swiglu_limit
+            )
+        hints = expected_rows, num_sms, self.pool.swiglu_limit
+        inner = ops.experts_up(x_RH, count_E, w13, buffer_E, scale_RG, out_RH.dtype, *hints)
         return ops.experts_down(inner, w2, out_RH, signal, num_sms)
 
 
