@@ -83,11 +83,11 @@ def test_short_and_long_contexts_have_recordings_of_their_own(directory):
 
 
 def test_requests_that_are_preempted_go_on_with_the_same_bits(directory):
-    prompts = prompts_of(250, 240, 200, 130)
-    roomy, narrow = make_engine(directory), make_engine(directory, kv_cache_gb=17.5 * 2**-15, max_model_len=512)
-    want = answers(roomy, prompts, 30)
+    prompts = prompts_of(250, 240, 245)
+    roomy, narrow = make_engine(directory), make_engine(directory, kv_cache_gb=16.5 * 2**-15, max_model_len=768)
+    want = answers(roomy, prompts, 275)
     with steps_recorded(narrow):
-        got = answers(narrow, prompts, 30)
+        got = answers(narrow, prompts, 275)
     assert narrow.stats().num_preemptions > 0
     assert [[token[:2] for token in each] for each in got] == [[token[:2] for token in each] for each in want]
     for engine in (roomy, narrow):
