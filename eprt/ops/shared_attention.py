@@ -1,8 +1,8 @@
 """DeepSeek-V4's attention on CPUs: keys that are values too and serve all heads; and the pooling of its entries.
 
-T queries, N heads, D values of a key, X tokens, P pages of entries or rings, S slots of a ring, B requests. Each row is computed alone and its keys
-are summed in their order, so its bits depend neither on the batch, nor on the chunk, nor on the number of threads.
-Knows nothing of who owns pages.
+T queries, N heads, D values of a key, X tokens, P pages of entries or rings, S slots of a ring, B requests. Each row is
+computed alone and its keys are summed in their order, so its bits depend neither on the batch, nor on the chunk, nor on
+the number of threads. Knows nothing of who owns pages.
 """
 
 from dataclasses import dataclass

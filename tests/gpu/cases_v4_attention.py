@@ -16,12 +16,15 @@ from tests.gpu.draw import ROUNDING, Draw, near
 
 FP8 = torch.uint8
 # Of queries and of what they see.
-DTYPES = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)) + (
+DTYPES = (
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float32, torch.bfloat16),
     (torch.bfloat16, FP8),
     (torch.float32, FP8),
 )
-SMALL_SHAPES = ((7, 4, 32, 8, 4), (3, 20, 70, 6, 1), (2, 5, 128, 64, 2))
 # Queries, heads, values of a key, of them rotated, entries of a page.
+SMALL_SHAPES = ((7, 4, 32, 8, 4), (3, 20, 70, 6, 1), (2, 5, 128, 64, 2))
 LARGE_SHAPES = ((9, 64, 512, 64, 64), (3, 128, 512, 64, 2), (300, 64, 512, 64, 64), (5, 64, 512, 64, 64))
 
 
@@ -93,7 +96,7 @@ def _moved(x: Tensor | None, device: str) -> Tensor | None:
     return there
 
 
-def small_attention(draw: Draw, shapes=SMALL_SHAPES, splits=(1, 2, 5)) -> None:
+def small_attention(draw: Draw, shapes=SMALL_SHAPES, splits=(1, 3)) -> None:
     for shape in shapes:
         for dtypes in DTYPES:
             seen = Seen(draw, shape, dtypes)
@@ -110,9 +113,10 @@ def small_attention(draw: Draw, shapes=SMALL_SHAPES, splits=(1, 2, 5)) -> None:
 
 def large_attention(draw: Draw) -> None:
     small_attention(draw, LARGE_SHAPES, (None, 1, 3))
+    attention_turned_back(draw, ((3, 64, 512, 64, 2), (2, 128, 512, 64, 64)))
 
 
-def attention_turned_back(draw: Draw, shapes=(*SMALL_SHAPES[:2], (3, 64, 512, 64, 2))) -> None:
+def attention_turned_back(draw: Draw, shapes=((3, 4, 32, 8, 4), (2, 20, 70, 6, 1))) -> None:
     """The bytes of both operators one after the other."""
     for shape in shapes:
         for dtypes in (DTYPES[0], DTYPES[3]):
@@ -141,8 +145,9 @@ def nothing_to_attend(draw: Draw) -> None:
     windows = seen.tokens, replace(seen.all, pages_PED=no_pages, num_T=none.int())
     want = ops.shared_attention(seen.query.cpu(), *windows, sink.cpu(), 0.3)
     near(cuda.shared_attention(seen.query, *map(seen.on, windows), sink, 0.3), want, 4e-6, "windows alone")
-    few = replace(seen.tokens, begin_T=none[:0], end_T=none[:0]), replace(
-        seen.all, request_T=none[:0].int(), num_T=none[:0].int()
+    few = (
+        replace(seen.tokens, begin_T=none[:0], end_T=none[:0]),
+        replace(seen.all, request_T=none[:0].int(), num_T=none[:0].int()),
     )
     assert cuda.shared_attention(seen.query[:0], *map(seen.on, few), sink, 0.3).shape == (0, 5, 32)
 

@@ -115,7 +115,9 @@ def _store(
 ) -> None:
     (X, D), x_XD = x_XD.shape, x_XD if x_XD.stride(1) == 1 else x_XD.contiguous()
     if pages_PEW.dtype != entry.dtype or pages_PEW.shape[2] != entry.width or pages_PEW.stride(2) != 1:
-        raise ValueError(f"pages are {pages_PEW.dtype} {tuple(pages_PEW.shape)}, must be {entry.dtype} of {entry.width}")
+        raise ValueError(
+            f"pages are {pages_PEW.dtype} {tuple(pages_PEW.shape)}, must be {entry.dtype} of {entry.width}"
+        )
     if not X:
         return
     _store_rows[(X,)](

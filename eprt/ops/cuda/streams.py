@@ -1,8 +1,8 @@
-"""Hyper-connections on GPUs: two kernels make a sublayer's input and the mixture of the streams, one takes up its output.
+"""Hyper-connections on GPUs: two kernels make a sublayer's input and the streams' mixture, one takes up its output.
 
 The first multiplies rows by the projection, columns cut into splits where rows are few; the second adds the splits up,
-makes the weights of them, and weighs the streams. All in fp32; products of bfloat16 streams by tensor cores, from three
-tf32 products each. Knows nothing of sublayers.
+makes the weights of them, and weighs the streams. All in fp32; products of bfloat16 streams by tensor cores, with
+weights in two parts. Knows nothing of sublayers.
 
 X rows, M streams, K outputs of the projection, W columns.
 """
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from eprt.ops.streams import StreamProjection
 
-_COLUMNS = 128  # multiplied at once
-_LEAST = 256  # columns of a split
+_COLUMNS = 64  # multiplied at once
 _PIECE = 512  # columns that are weighed at once
 _PROGRAMS = 132  # that give every SM something to do
 
 
-@triton.jit
+# These change from step to step and must not cause another compilation.
+@triton.jit(do_not_specialize=["num_rows", "share"])
 def _project(
     part_SXK,
     x,
@@ -29,25 +29,30 @@ def _project(
     width,
     num_outputs,
     share,
+    WHOLE: tl.constexpr,
     ACCURATE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A split's part of each row's outputs and, behind them, of the sum of its squares."""
+    """A split's part of each row's outputs and, behind them, of the sum of its squares. share: times COLUMNS."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k, split = tl.arange(0, OUTPUTS), tl.program_id(1)
-    end = tl.minimum(width, (split + 1) * share)
+    present, known = (row < num_rows)[:, None], (k < num_outputs)[:, None]
     acc, squares = tl.zeros([ROWS, OUTPUTS], tl.float32), tl.zeros([ROWS], tl.float32)
-    precision: tl.constexpr = "ieee" if ACCURATE else "tf32x3"
-    for first in range(split * share, end, COLUMNS):
-        column = first + tl.arange(0, COLUMNS)
-        inside = (row < num_rows)[:, None] & (column < end)[None, :]
-        at = x + row.to(tl.int64)[:, None] * width + column[None, :]
-        value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        known = (k < num_outputs)[:, None] & (column < end)[None, :]
-        weight = tl.load(fn + k[:, None] * width + column[None, :], mask=known, other=0.0)
-        acc = tl.dot(value, tl.trans(weight), acc, input_precision=precision)
+    for step in range(split * share, tl.minimum(tl.cdiv(width, COLUMNS), (split + 1) * share)):
+        column = (step * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+        has, counts = present, known
+        if not WHOLE:  # masks of columns keep loads from being wide
+            has, counts = present & (column < width), known & (column < width)
+        value = tl.load(x + row.to(tl.int64)[:, None] * width + column, mask=has, other=0.0).to(tl.float32)
+        weight = tl.load(fn + k[:, None] * width + column, mask=counts, other=0.0)
+        if ACCURATE:
+            acc = tl.dot(value, tl.trans(weight), acc, input_precision="ieee")
+        else:  # tf32 holds bfloat16 values, and what two parts of a weight have of its digits
+            high = (weight.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+            acc = tl.dot(value, tl.trans(high), acc, input_precision="tf32")
+            acc = tl.dot(value, tl.trans(weight - high), acc, input_precision="tf32")
         squares += tl.sum(value * value, 1)
     acc = tl.where((k == num_outputs)[None, :], squares[:, None], acc)
     to = part_SXK + (split * num_rows + row).to(tl.int64)[:, None] * OUTPUTS + k[None, :]
@@ -64,7 +69,7 @@ def _stochastic(comb, inside, num_iterations, eps):
     """The logits' softmax over each row, then its columns and rows divided by their sums in turns."""
     comb = tl.where(inside, comb, float("-inf"))
     comb = tl.where(inside, tl.exp(comb - tl.max(comb, 1)[:, None]), 0.0)
-    comb = tl.where(inside, tl.div_rn(comb, tl.sum(comb, 1)[:, None] + tl.zeros_like(comb)) + eps, 0.0)
+    comb = tl.where(inside, comb / tl.sum(comb, 1)[:, None] + eps, 0.0)
     for i in range(num_iterations):
         if i > 0:
             comb = tl.where(inside, comb / (tl.sum(comb, 1)[:, None] + eps), 0.0)
@@ -73,6 +78,49 @@ def _stochastic(comb, inside, num_iterations, eps):
 
 
 @triton.jit
+def _summed(part_S, place, inside, has):
+    """Outputs of the projection at some places, the splits added up. has: which splits there are."""
+    if len(place.shape) == 1:
+        return tl.sum(tl.load(part_S[:, None] + place[None, :], mask=has[:, None] & inside[None, :], other=0.0), 0)
+    else:
+        mask = has[:, None, None] & inside[None, :, :]
+        return tl.sum(tl.load(part_S[:, None, None] + place[None, :, :], mask=mask, other=0.0), 0)
+
+
+@triton.jit
+def _weights(part_S, has, scale, base, post, rule, HEAD: tl.constexpr, STREAMS: tl.constexpr):
+    """Scalars: each stream's weight in the sublayer's input and, unless HEAD, in each stream of the mixture.
+
+    post: where each stream's share of the output goes; null unless this program stores it.
+    """
+    num_streams, width, num_iterations, eps, norm_eps = rule
+    m = tl.arange(0, STREAMS)
+    there = m < num_streams
+    num_outputs = num_streams if HEAD else num_streams * (2 + num_streams)
+    squares = tl.sum(tl.load(part_S + num_outputs, mask=has, other=0.0), 0)
+    factor = 1.0 / tl.sqrt_rn(squares / width + norm_eps)
+    pre = _summed(part_S, m, there, has) * factor
+    pre = _sigmoid(pre * tl.load(scale) + tl.load(base + m, mask=there, other=0.0)) + eps
+    weights = ()
+    for j in tl.static_range(STREAMS):
+        weights += (tl.sum(tl.where(m == j, pre, 0.0), 0),)
+    if not HEAD:
+        place = num_streams + m
+        share_M = _summed(part_S, place, there, has) * factor
+        share_M = share_M * tl.load(scale + 1) + tl.load(base + place, mask=there, other=0.0)
+        tl.store(post + m, 2.0 * _sigmoid(share_M), mask=there & (tl.program_id(1) == 0))
+        cell, inside = 2 * num_streams + m[:, None] * num_streams + m[None, :], there[:, None] & there[None, :]
+        comb = _summed(part_S, cell, inside, has) * factor
+        comb = comb * tl.load(scale + 2) + tl.load(base + cell, mask=inside, other=0.0)
+        comb = _stochastic(comb, inside, num_iterations, eps)
+        for k in tl.static_range(STREAMS):
+            for j in tl.static_range(STREAMS):
+                one = (m == j)[:, None] & (m == k)[None, :]
+                weights += (tl.sum(tl.sum(tl.where(one, comb, 0.0), 1), 0),)
+    return weights
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_splits", "share"])
 def _mix(
     out_row,
     mixed,
@@ -95,41 +143,20 @@ def _mix(
     SPLITS: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    s, m, width = tl.arange(0, SPLITS), tl.arange(0, STREAMS), num_streams * size
-    part = part_SXK + (s * num_rows + row) * OUTPUTS
-    has, there = s < num_splits, m < num_streams
-    num_outputs = num_streams if HEAD else num_streams * (2 + num_streams)
-    squares = tl.sum(tl.load(part + num_outputs, mask=has, other=0.0), 0)
-    factor = 1.0 / tl.sqrt_rn(squares / width + norm_eps)
-    mask = has[:, None] & there[None, :]
-    pre = tl.sum(tl.load(part[:, None] + m[None, :], mask=mask, other=0.0), 0) * factor
-    pre = _sigmoid(pre * tl.load(scale) + tl.load(base + m, mask=there, other=0.0)) + eps
-    # One program has all weights as scalars: the columns that it weighs need no others' values.
-    weights = ()
-    for j in tl.static_range(STREAMS):
-        weights = weights + (tl.sum(tl.where(m == j, pre, 0.0), 0),)
+    """share: times PIECE columns, of a program. All programs of a row make the same weights."""
+    row, width, s = tl.program_id(0).to(tl.int64), num_streams * size, tl.arange(0, SPLITS)
+    rule = num_streams, width, num_iterations, eps, norm_eps
     if not HEAD:
-        share_M = tl.sum(tl.load(part[:, None] + (num_streams + m)[None, :], mask=mask, other=0.0), 0) * factor
-        share_M = share_M * tl.load(scale + 1) + tl.load(base + num_streams + m, mask=there, other=0.0)
-        tl.store(post + row * num_streams + m, 2.0 * _sigmoid(share_M), mask=there & (tl.program_id(1) == 0))
-        place, inside = m[:, None] * num_streams + m[None, :] + 2 * num_streams, there[:, None] & there[None, :]
-        at, known = part[:, None, None] + place[None, :, :], has[:, None, None] & inside[None, :, :]
-        comb = tl.sum(tl.load(at, mask=known, other=0.0), 0) * factor
-        comb = comb * tl.load(scale + 2) + tl.load(base + place, mask=inside, other=0.0)
-        comb = _stochastic(comb, inside, num_iterations, eps)
-        for k in tl.static_range(STREAMS):
-            for j in tl.static_range(STREAMS):
-                one = (m == j)[:, None] & (m == k)[None, :]
-                weights = weights + (tl.sum(tl.sum(tl.where(one, comb, 0.0), 1), 0),)
+        post += row * num_streams
+    part_S = part_SXK + (s * num_rows + row) * OUTPUTS
+    weights = _weights(part_S, s < num_splits, scale, base, post, rule, HEAD, STREAMS)
     begin = tl.program_id(1) * share
-    for first in range(begin, tl.minimum(size, begin + share), PIECE):
-        column = first + tl.arange(0, PIECE)
-        known = column < size
-        streams = ()
+    for step in range(begin, tl.minimum(tl.cdiv(size, PIECE), begin + share)):
+        column = step * PIECE + tl.arange(0, PIECE)
+        known, streams = column < size, ()
         for j in tl.static_range(STREAMS):
             at = x + row * width + j * size + column
-            streams = streams + (tl.load(at, mask=known & (j < num_streams), other=0.0).to(tl.float32),)
+            streams += (tl.load(at, mask=known & (j < num_streams), other=0.0).to(tl.float32),)
         for k in tl.static_range(1 if HEAD else 1 + STREAMS):
             total = tl.zeros([PIECE], tl.float32)
             for j in tl.static_range(STREAMS):
@@ -188,12 +215,12 @@ def _launch(
         raise ValueError(f"fn has shape {tuple(p.fn_KW.shape)}, must be {(outputs, width)}")
     if not T:
         return row_TH
-    rows = 64 if T > 64 else 16
+    rows, accurate = 64 if T > 64 else 16, x_TMH.dtype == torch.float32
     tiles, block = triton.cdiv(T, rows), max(16, triton.next_power_of_2(outputs + 1))
-    share = _share(width, tiles, _LEAST)
-    splits = triton.cdiv(width, share)
+    columns = 32 if accurate else _COLUMNS
+    share = _share(triton.cdiv(width, columns), tiles)
+    splits = triton.cdiv(triton.cdiv(width, columns), share)
     part_SXK = torch.empty(splits, T, block, dtype=torch.float32, device=x_TMH.device)
-    accurate = x_TMH.dtype == torch.float32
     _project[(tiles, splits)](
         part_SXK,
         x_TMH,
@@ -202,16 +229,17 @@ def _launch(
         width,
         outputs,
         share,
+        WHOLE=width % columns == 0,
         ACCURATE=accurate,
         ROWS=rows,
         OUTPUTS=block,
-        COLUMNS=32 if accurate else _COLUMNS,
+        COLUMNS=columns,
         num_warps=4,
         num_stages=3,
     )
     piece = min(_PIECE, triton.next_power_of_2(H))
-    columns = _share(H, T, piece)
-    _mix[(T, triton.cdiv(H, columns))](
+    share = _share(triton.cdiv(H, piece), T)
+    _mix[(T, triton.cdiv(triton.cdiv(H, piece), share))](
         row_TH,
         mixed_TMH,
         post_TM,
@@ -226,7 +254,7 @@ def _launch(
         p.num_iterations,
         p.eps,
         p.norm_eps,
-        columns,
+        share,
         HEAD=mixed_TMH is None,
         STREAMS=triton.next_power_of_2(M),
         OUTPUTS=block,
@@ -237,7 +265,6 @@ def _launch(
     return row_TH
 
 
-def _share(size: int, programs: int, least: int) -> int:
-    """Columns of one program, a multiple of `least`, where `programs` would have all columns otherwise."""
-    cuts = max(1, min(_PROGRAMS // programs, triton.cdiv(size, least)))
-    return triton.cdiv(triton.cdiv(size, cuts), least) * least
+def _share(steps: int, programs: int) -> int:
+    """Steps of one program, where `programs` would have all steps otherwise."""
+    return triton.cdiv(steps, max(1, min(steps, _PROGRAMS // programs)))
