@@ -74,6 +74,9 @@ def many_rows(draw: Draw) -> None:
             assert one_by_one(draw, x, *given, out, None, known) is out
             want = reference.grouped_experts(x.cpu(), count, *(experts_at(w, buffer) for w in weights))
             near(out, want, tolerance, what)
+            cut = one_by_one(draw, x, *given, torch.empty_like(out), None, known, None, 0.5)
+            want = reference.grouped_experts(x.cpu(), count, *(experts_at(w, buffer) for w in weights), 0.5)
+            near(cut, want, tolerance, f"{what}, cut")
             if on_gpu:
                 grouped = cuda.grouped_experts(x, given[0], *on_device, None, buffer.to(draw.device))
                 near(out, grouped, 0.03, f"{what}, beside the grouped product")

@@ -109,8 +109,8 @@ def _grouped_gemm(
         count = tl.where(expert_E == 0, num_rows, 0)
     else:
         count = tl.load(count_E + expert_E, mask=expert_E < num_experts, other=0)
-    if KIND == 4 and TMA:  # as _operands sees to
-        w_groups = tl.multiple_of(w_groups, 8)
+    if KIND == 4 and TMA:  # so that the compiler knows how these scales are aligned; see _operands
+        w_groups = K // 256 * 8
     operands, strides = (x, x_scale, w, w_scale), (x_stride, x_groups, w_groups, scale_rows)
     columns = columns_of_program(K, SPLIT_K, BLOCK_K)
     tiles_N = (N + BLOCK_N - 1) // BLOCK_N

@@ -158,8 +158,9 @@ def _scaled_product(
     _, x_groups, _, _ = strides
     sum_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.int32 if KIND == 3 else tl.float32)
     if KIND == 4:
-        return fp4_product(sum_NM, operands, x_rows, w_rows, columns, strides, BLOCK_K, TMA)
-    sum_NM = _product(sum_NM, operands, x_rows, w_rows, columns, strides, KIND, BLOCK_K, TMA, THREADS)
+        sum_NM = fp4_product(sum_NM, operands, x_rows, w_rows, columns, strides, BLOCK_K, TMA)
+    else:
+        sum_NM = _product(sum_NM, operands, x_rows, w_rows, columns, strides, KIND, BLOCK_K, TMA, THREADS)
     if KIND == 3:
         return _times_row_scales(sum_NM, x_scale, w_scale, x_rows, w_rows, x_groups)
     else:
