@@ -19,6 +19,8 @@ from eprt.layers.batch import ForwardBatch, HostRows, Split
 
 _log = logging.getLogger(__name__)
 
+_LONG_CHUNK = 256  # tokens at the end of the longest context: enough for every kernel, few enough not to take long
+
 
 def prepare_gpu(
     runner: Runner,
@@ -30,7 +32,7 @@ def prepare_gpu(
 ) -> tuple[list[int], int, int]:
     """Collective. Returns what log_graphs() tells. replays: whether steps may be recorded."""
     longest = min(config.chunk_size, max_model_len)
-    warm_up(runner, drafter, longest, lambda num_tokens: overlap.for_step([num_tokens], "normal"))
+    warm_up(runner, drafter, longest, lambda num_tokens: overlap.for_step([num_tokens], "normal"), max_model_len)
     most_decodes = config.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
     most_rows = min(config.low_latency_max_tokens, most_decodes)
     num_pages = -(-max_model_len // runner.page_size)
@@ -45,12 +47,14 @@ def warm_up(
     drafter: Drafter | None,
     chunk_size: int,
     overlap_of: Callable[[int], str] = lambda num_tokens: "none",
+    max_model_len: int = 0,
 ) -> None:
     """Collective. Computes prompts of many lengths up to chunk_size, all in the padding page.
 
     Their tokens differ, so that experts of all ranks get some, about as many as in service. The longest is computed
     again with the same token everywhere: all choose the same few experts, whose ranks then need the most memory.
-    overlap_of: the overlap of a step of so many tokens, which is tried too.
+    overlap_of: the overlap of a step of so many tokens, which is tried too. max_model_len: of requests with tails, chunks
+    at the end of such a context are tried too, where an indexer chooses what they read.
     """
     lengths = sorted({1, *(1 << i for i in range(4, chunk_size.bit_length()) if 1 << i < chunk_size), chunk_size})
     with _ranks_that_compile(runner):
@@ -64,6 +68,8 @@ def warm_up(
                     runner.model.forward(batch, runner.cache_L)
                 else:
                     drafter.compute(batch, runner.compute(batch)[1])
+        for length in _at_the_end(runner, chunk_size, max_model_len):
+            runner.compute(_prompt(runner, length, runner.model.config.vocab_size, max_model_len - length))
 
 
 @torch.inference_mode()
@@ -135,6 +141,13 @@ def log_graphs(sizes: Sequence[int], most_decodes: int, most_rows: int) -> None:
             f"steps may have {most_decodes} rows (--max-num-seqs, and drafts), but steps with more than {most_rows} on "
             f"a rank are neither recorded nor in low-latency mode: --low-latency-max-tokens {most_rows}"
         )
+
+
+def _at_the_end(runner: Runner, chunk_size: int, max_model_len: int) -> tuple[int, ...]:
+    """Lengths of chunks there."""
+    if not runner.rows.tail_MF.shape[1] or max_model_len <= chunk_size:
+        return ()
+    return 1, min(16, chunk_size), min(_LONG_CHUNK, chunk_size)
 
 
 def _prompt(runner: Runner, length: int, num_tokens: int, start: int = 0) -> ForwardBatch:
