@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eprt import ops
 from eprt.config import ModelConfig
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.compressor import Compressor
@@ -29,6 +30,7 @@ from eprt.ops import turn_rows, turned_attention
 from eprt.ops.elementwise import Rotation
 from eprt.ops.shared_attention import SeenEntries
 from eprt.ops.turned_rows import RowNorm
+from eprt.ops.weight import Weight
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class CompressedAttentionWeights:
     q_b: Linear
     kv_norm: RMSNorm
     sink_N: Tensor  # fp32
-    o_a: list[Linear]  # of each group of heads
+    o_a: Weight  # [groups of heads, o_lora, values of a group]
     o_b: Linear
     compressor: Compressor | None = None  # of ratio 4 and 128
     indexer: EntryIndexer | None = None  # of ratio 4
@@ -93,8 +95,7 @@ class CompressedAttention:
         return states, w.indexer.project(q_TA, of_index[1], rotation, pages.context["keys"])
 
     def _project_out(self, out_TND: Tensor) -> Tensor:
-        groups = out_TND.flatten(1).chunk(len(self.weights.o_a), dim=1)
-        return self.weights.o_b(torch.cat([linear(group) for linear, group in zip(self.weights.o_a, groups)], dim=1))
+        return self.weights.o_b(ops.group_linear(out_TND.flatten(1), self.weights.o_a))
 
     def _seen_entries(self, plan: HybridPlan | DecodePlan, index: IndexQueries | None, pages: LayerPages) -> SeenEntries:
         if not pages.ratio:

@@ -132,18 +132,15 @@ class V4Builder(ModelBuilder):
             parts.append(Linear(plain_weight(read(f"{prefix}indexer.weights_proj.weight"))))
         return JoinedLinear(parts)
 
-    def groups(self, name: str) -> list[Linear]:
+    def groups(self, name: str) -> Weight:
         """A matrix's rows in equal parts, one for each group of heads. Parts that do not end with a block lose fp8."""
         assert self.config.v4 is not None
         whole, num = self.checkpoint.read_weight(f"{name}.weight"), self.config.v4.o_groups
         fmt, dtype = self.format_of(whole), self.config.dtype
-        scales = [None] * num
-        if whole.scale is not None and whole.shape[0] // num % BLOCK == 0:
-            scales = whole.scale.chunk(num)
-        elif whole.scale is not None:
+        if whole.scale is not None and whole.shape[0] // num % BLOCK:
             whole, fmt = Weight(whole.dequantize()), "same"
-        parts = (Weight(data, scale) for data, scale in zip(whole.data.chunk(num), scales))
-        return [Linear(as_format(part, fmt, dtype)) for part in parts]
+        scale = None if whole.scale is None else whole.scale.unflatten(0, (num, -1))
+        return as_format(Weight(whole.data.unflatten(0, (num, -1)), scale), fmt, dtype)
 
     def moe(self, prefix: str, layer_idx: int) -> EPMoE:
         """As the base class's, whose gate may have a table instead of a bias."""

@@ -18,6 +18,7 @@ from eprt.ops import (
     turned_rows,
 )
 from eprt.ops import gate as gates
+from eprt.ops import group_linear as groups
 from eprt.ops import linear as products
 from eprt.ops import shared_attention as shared
 from eprt.ops.by_device import by_device, gpu_only
@@ -37,6 +38,7 @@ expand_streams = by_device(streams.expand_streams)
 experts_up, experts_down = gpu_only("experts_up"), gpu_only("experts_down")
 gate_slots = by_device(gates.gate_slots)
 gate_topk = by_device(gates.gate_topk)
+group_linear = by_device(groups.group_linear)
 grouped_experts = by_device(products.grouped_experts)
 index_insert = by_device(indexer.index_insert)
 index_key_insert = by_device(indexer.index_key_insert)

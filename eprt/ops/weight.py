@@ -55,6 +55,10 @@ class Weight:
         *lead, n, k = self.data.shape
         return torch.Size((*lead, n, 2 * k))
 
+    def matrix(self, i: int) -> "Weight":
+        """One of a stack."""
+        return Weight(self.data[i], None if self.scale is None else self.scale[i])
+
     def dequantize(self) -> Tensor:
         """The values in fp32."""
         if self.scale is None:

@@ -12,6 +12,7 @@ from eprt.ops.cuda.entry_pool import pool_entries
 from eprt.ops.cuda.entry_store import encode_entries, insert_rows
 from eprt.ops.cuda.experts import experts_down, experts_up, grouped_experts
 from eprt.ops.cuda.gate import gate_slots, gate_topk
+from eprt.ops.cuda.group_linear import group_linear
 from eprt.ops.cuda.index_keys import as_cached, encode_keys, insert_keys, turned_queries
 from eprt.ops.cuda.index_rows import index_key_insert, index_queries
 from eprt.ops.cuda.indexer import index_insert, index_topk, mla_chosen

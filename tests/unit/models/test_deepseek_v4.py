@@ -207,7 +207,7 @@ def _rotations_scaled_by_yarn(monkeypatch, model):
 
 def _groups_of_heads_interleaved(monkeypatch, model):
     def turned(self, out_TND):
-        groups = len(self.weights.o_a)
+        groups = self.weights.o_a.shape[0]
         return project(self, out_TND.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2))
 
     project = CompressedAttention._project_out
