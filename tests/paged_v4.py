@@ -54,6 +54,7 @@ class HybridRunner:
         num_pages, device = table_BP.shape[1], table_BP.device
         batch = padding_rows(2, num_pages, PAGE_TOKENS, self.layers[0].padding_page, device, num_tail=tail_BF.shape[1])
         batch.token_id_T[0], batch.position_T[0], batch.seq_len_B[0] = token, position, position + 1
+        assert batch.tail_BF is not None
         batch.page_table_BP[:1], batch.tail_BF[:1] = table_BP, tail_BF
         return batch
 

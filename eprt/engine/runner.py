@@ -18,7 +18,6 @@ from eprt.engine.sampler import top_logprobs
 from eprt.engine.schedule import Chunk, Drafts, Guest, Schedule
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch, HostRows, Split, TailMove
-from eprt.layers.layer_cache import LayerCache
 from eprt.layers.tail_moves import leave_bookmarks
 from eprt.models.model import Model
 
@@ -38,7 +37,7 @@ class Runner:
     """Runs one rank's steps.
 
     Args:
-        cache_L: of each layer; the last page is for padding.
+        cache_L: of each layer, as its attention keeps it; the last page is for padding.
         keep_tokens: sampled tokens stay on the device, in last_token_M, where the next step takes them from: it can be
             packed before the host knows them. Every row that decodes has its latest token there.
         meet: waits for the ranks that compute one prompt together (ForwardBatch.meet).
@@ -47,7 +46,7 @@ class Runner:
     def __init__(
         self,
         model: Model,
-        cache_L: Sequence[LayerCache],
+        cache_L: Sequence[Any],
         rows: BatchRows,
         chunk_size: int,
         keep_tokens: bool = False,

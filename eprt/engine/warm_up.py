@@ -53,8 +53,8 @@ def warm_up(
 
     Their tokens differ, so that experts of all ranks get some, about as many as in service. The longest is computed
     again with the same token everywhere: all choose the same few experts, whose ranks then need the most memory.
-    overlap_of: the overlap of a step of so many tokens, which is tried too. max_model_len: of requests with tails, chunks
-    at the end of such a context are tried too, where an indexer chooses what they read.
+    overlap_of: the overlap of a step of so many tokens, which is tried too. max_model_len: where requests have tails,
+    chunks at the end of such a context are tried too: there an indexer chooses what they read.
     """
     lengths = sorted({1, *(1 << i for i in range(4, chunk_size.bit_length()) if 1 << i < chunk_size), chunk_size})
     with _ranks_that_compile(runner):

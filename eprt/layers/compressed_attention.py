@@ -97,9 +97,11 @@ class CompressedAttention:
     def _project_out(self, out_TND: Tensor) -> Tensor:
         return self.weights.o_b(ops.group_linear(out_TND.flatten(1), self.weights.o_a))
 
-    def _seen_entries(self, plan: HybridPlan | DecodePlan, index: IndexQueries | None, pages: LayerPages) -> SeenEntries:
+    def _seen_entries(
+        self, plan: HybridPlan | DecodePlan, index: IndexQueries | None, pages: LayerPages
+    ) -> SeenEntries:
         if not pages.ratio:
-            entry, none_T = pages.formats["entries"], torch.zeros_like(plan.request_T)
+            entry, none_T = pages.entry, torch.zeros_like(plan.request_T)
             no_pages = torch.empty(0, 1, entry.width, dtype=entry.dtype, device=none_T.device)
             return SeenEntries(no_pages, plan.table_BP, plan.request_T, none_T)
         num_T, entries = entries_seen(plan.position_T, pages.ratio).int(), pages.context["entries"]

@@ -159,7 +159,8 @@ class LayerPages:
     tail: dict[str, Ring]  # "window", "state", "index_state"
     bookmark: dict[str, Ring]  # likewise
     context: dict[str, Tensor]  # "entries" [P, 256 / ratio, width], "keys" likewise
-    formats: dict[str, EntryFormat | IndexFormat]  # how "window", "entries" and "keys" are stored
+    entry: EntryFormat  # how "window" and "entries" are stored
+    index: IndexFormat  # how "keys" are
 
     @property
     def page_size(self) -> int:
@@ -249,8 +250,7 @@ class HybridLayout:
                 for kind in (self.tail, self.bookmark)
             )
             context = {name: view for name, _, view in self.context.views(memory_PB, layer)}
-            formats = {"window": self.entry, "entries": self.entry, "keys": self.index}
-            made.append(LayerPages(len(memory_PB), ratio, tail, bookmark, context, formats))
+            made.append(LayerPages(len(memory_PB), ratio, tail, bookmark, context, self.entry, self.index))
         return made
 
     def _kind(self, pieces_of) -> list[list[PagePiece]]:

@@ -1,7 +1,7 @@
-"""What a layer's tokens leave in the hybrid cache: their places in the rings, the entries that they complete, bookmarks.
+"""What a layer's tokens leave in the hybrid cache: rows of the rings, the entries that they complete, bookmarks.
 
-By HybridPlan of whole requests, which read what earlier steps left, then write; by DecodePlan of rows, which write, then
-read. Knows nothing of queries.
+Whole requests, by HybridPlan, read what earlier steps left, then write; rows, by DecodePlan, write, then read. Knows
+nothing of queries.
 """
 
 from dataclasses import dataclass
@@ -40,9 +40,12 @@ class EntryMaker:
     def insert(self, states_S2C: Tensor, index_XR: Tensor, entry_X: Tensor, slot_X: Tensor, pages: LayerPages) -> None:
         """states, index: as of Compressor.pool. entry: their numbers. slot: page * entries of a page + place; negative:
         nowhere."""
-        store = ops.insert_keys if self.name == "keys" else ops.insert_rows
-        pooled_XD, made = self.compressor.pool(states_S2C, index_XR), self.compressor
-        store(pages.context[self.name], slot_X, pooled_XD, pages.formats[self.name], made.rotation(entry_X), made.norm)
+        pooled_XD, to = self.compressor.pool(states_S2C, index_XR), pages.context[self.name]
+        turned = self.compressor.rotation(entry_X), self.compressor.norm
+        if self.name == "keys":
+            ops.insert_keys(to, slot_X, pooled_XD, pages.index, *turned)
+        else:
+            ops.insert_rows(to, slot_X, pooled_XD, pages.entry, *turned)
 
     def page_entries(self, pages: LayerPages) -> int:
         return pages.context[self.name].shape[1]
@@ -60,7 +63,7 @@ def insert(
 def _insert_rows(plan: DecodePlan, rows: TokenRows, pages: LayerPages, makers: tuple[EntryMaker, ...]) -> SeenRing:
     window = pages.tail["window"]
     where = window.rows_PSX, plan.written(window)
-    ops.insert_rows(*where, rows.key_TD, pages.formats["window"], rows.rotation, rows.norm)
+    ops.insert_rows(*where, rows.key_TD, pages.entry, rows.rotation, rows.norm)
     for maker in makers:
         ring, ratio = pages.tail[maker.state], maker.compressor.ratio
         ring.scatter(plan.written(ring), rows.states[maker.state], None)
@@ -71,7 +74,7 @@ def _insert_rows(plan: DecodePlan, rows: TokenRows, pages: LayerPages, makers: t
 
 def _insert_spans(plan: HybridPlan, rows: TokenRows, pages: LayerPages, makers: tuple[EntryMaker, ...]) -> SeenTokens:
     key_TD = ops.turn_rows(rows.key_TD.unsqueeze(1), rows.rotation, rows.norm).squeeze(1)
-    left = {"window": pages.formats["window"].encode(key_TD), **rows.states}
+    left = {"window": pages.entry.encode(key_TD), **rows.states}
     local_XD = left["window"].new_empty(plan.num_local, left["window"].shape[1])
     ops.copy_rows(local_XD, plan.local_T, left["window"], None)
     for group in plan.groups:

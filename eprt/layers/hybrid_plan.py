@@ -2,8 +2,8 @@
 
 It is made on the host, from what the host knows of the batch, and its numbers are copied to the device as layers ask
 for them: nothing waits for a GPU. Requests are inserted in groups, in order: a group reads what its requests left in
-earlier steps, then writes. Only a request that begins with a bookmark which another request of the same batch leaves has
-to wait for a later group.
+earlier steps, then writes. Only a request that begins with a bookmark which another request of the same batch leaves
+has to wait for a later group.
 
 T tokens, B requests, F tail pages. Y positions that are read or written. N moves. Knows nothing of what is computed.
 """
@@ -17,9 +17,8 @@ from torch import Tensor
 
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch
-from eprt.layers.compressor import OVERLAPPING_RATIO, first_needed, tokens_of
-from eprt.layers.hybrid_cache import PAGE_TOKENS, MovePlaces, Ring
-
+from eprt.layers.compressor import first_needed, tokens_of
+from eprt.layers.hybrid_cache import MovePlaces, Ring
 
 CPU = torch.device("cpu")
 
@@ -148,7 +147,11 @@ class HybridPlan:
 
 
 def _group(
-    spans: list[RequestSpan], before: Sequence[tuple[int, range, int]], first_of: list[int], window: int, device: torch.device
+    spans: list[RequestSpan],
+    before: Sequence[tuple[int, range, int]],
+    first_of: list[int],
+    window: int,
+    device: torch.device,
 ) -> SpanGroup:
     """first_of: of each request, where among the local rows its position 0 would be."""
     takeovers = [(span.tail, span.takeover, span.start) for span in spans if span.takeover is not None]
@@ -157,8 +160,8 @@ def _group(
     marked_NW = None
     if marked:
         (marked_NW,) = upload([np.array(marked)[:, None] + np.arange(-window, 0)], device)
-    moves = (MovePlaces.upload(each, device) if each else None for each in (takeovers, bookmarks))
-    return SpanGroup(spans, Places.join(before, device), *moves, marked_NW)
+    taken, left = (MovePlaces.upload(each, device) if each else None for each in (takeovers, bookmarks))
+    return SpanGroup(spans, Places.join(before, device), taken, left, marked_NW)
 
 
 def read_spans(batch: ForwardBatch) -> Iterator[RequestSpan]:

@@ -61,8 +61,8 @@ def _check_v4(args: argparse.Namespace) -> None:
         return
     if args.max_lost_ranks:
         raise OptionError(
-            f"--max-lost-ranks {args.max_lost_ranks}: DeepSeek V4 goes on without lost ranks on CPUs only so far; leave "
-            "it out, or give --device cpu"
+            f"--max-lost-ranks {args.max_lost_ranks}: DeepSeek V4 goes on without lost ranks on CPUs only so far; "
+            "leave it out, or give --device cpu"
         )
     if args.wire is not None:
         raise OptionError(

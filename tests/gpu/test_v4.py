@@ -1,4 +1,4 @@
-"""DeepSeek V4 on GPUs: transformers' log-probabilities, the CPU's tokens, drafts, cache formats, on 1 and 2 ranks; HTTP."""
+"""DeepSeek V4 on GPUs: transformers' log-probabilities, the CPU's tokens, drafts, cache formats, 2 ranks; a server."""
 
 import httpx
 import pytest

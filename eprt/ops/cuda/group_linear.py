@@ -28,4 +28,4 @@ def group_linear(x_TK: Tensor, w_GNK: Weight) -> Tensor:
         y_GTN = y_RN.view(num_groups, rows, n)
     else:
         return group_by_group(x_TK, w_GNK, linear)
-    return y_GTN.transpose(0, 1).reshape(rows, -1)
+    return y_GTN.transpose(0, 1).reshape(rows, num_groups * n)

@@ -52,7 +52,7 @@ def prompts_of(*lengths: int, shared: int = 0) -> list[list[int]]:
 @pytest.mark.parametrize("num_drafts", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["auto", "fp8"])
 def test_recorded_steps_give_the_same_bits(directory, num_drafts, kind):
-    """Windows, entries and bookmarks end within the answers; the last prompts go on from bookmarks that decodes left."""
+    """Windows, entries and bookmarks end within the answers; the last prompts go on from what decodes left."""
     options = {"num_speculative_tokens": num_drafts, "kv_cache_dtype": kind}
     prompts = [*prompts_of(250, 119, 123, 1, 509, 300), *prompts_of(258, 300, 520, shared=258)]
     plain, recorded = make_engine(directory, **options), make_engine(directory, **options)
@@ -60,7 +60,10 @@ def test_recorded_steps_give_the_same_bits(directory, num_drafts, kind):
     with steps_recorded(recorded):
         got = answers(recorded, prompts)
         assert got == want
-        longer = [[*prompts[0], *(token for token, _, _ in want[0]), 5, 6], [*prompts[4], *(t for t, _, _ in want[4]), 9]]
+        longer = [
+            [*prompts[0], *(token for token, _, _ in want[0]), 5, 6],
+            [*prompts[4], *(t for t, _, _ in want[4]), 9],
+        ]
         again = [answers(engine, longer) for engine in (plain, recorded)]
     assert again[0] == again[1]
     assert [each[0][2] for each in again[1]] == [256, 512], "decodes left bookmarks, which are gone on from"

@@ -5,6 +5,7 @@ import torch
 from eprt.layers.hybrid_cache import LayerPages, MovePlaces, Ring
 from eprt.layers.hybrid_plan import ClosedEntries, Places
 from eprt.ops.entry_format import EntryFormat
+from eprt.ops.index_format import IndexFormat
 from eprt.ops.paged_rows import copy_rows
 
 
@@ -17,7 +18,7 @@ def layer(num_slots: int = 132) -> LayerPages:
     bookmark = {"window": ring(128, 3), "state": ring(4, 2)}
     context = {"entries": torch.full((8, 64, 3), float("nan"))}
     entry = EntryFormat(3, 1, torch.float32)
-    return LayerPages(8, 4, tail, bookmark, context, {"entries": entry, "window": entry})
+    return LayerPages(8, 4, tail, bookmark, context, entry, IndexFormat(2, torch.float32))
 
 
 def rows(first: int, end: int, width: int) -> torch.Tensor:

@@ -86,7 +86,8 @@ def test_bookmarks_are_made_of_windows_and_of_the_tokens_of_the_last_entry():
     assert group.bookmarks is not None and group.marked_NW is not None and group.takeovers is None
     assert group.bookmarks.bookmark_NG.tolist() == [[9], [7], [8]] and group.bookmarks.end_N.tolist() == [256, 256, 512]
     local: list[Any] = [None] * plan.num_local
-    for request, position, at in zip(*(each.tolist() for each in (group.before.request_Y, group.before.position_Y, group.before.at_Y))):
+    before = group.before
+    for request, position, at in zip(before.request_Y.tolist(), before.position_Y.tolist(), before.at_Y.tolist()):
         local[at] = (request, position)
     for at, request, position in zip(plan.local_T.tolist(), plan.request_T.tolist(), plan.position_T.tolist()):
         local[at] = (request, position)

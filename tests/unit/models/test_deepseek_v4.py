@@ -239,8 +239,11 @@ def _halves_of_channels_exchanged(monkeypatch, model):
 
 def _entries_rotated_by_their_last_token(monkeypatch, model):
     rotation = Compressor.rotation
-    last = lambda self, entry: dataclasses.replace(rotation(self, entry), position_T=entry * self.ratio + 3)
-    monkeypatch.setattr(Compressor, "rotation", last)
+
+    def turned(self, entry):
+        return dataclasses.replace(rotation(self, entry), position_T=entry * self.ratio + 3)
+
+    monkeypatch.setattr(Compressor, "rotation", turned)
 
 
 def _places_in_windows_left_out(monkeypatch, model):
