@@ -5,7 +5,7 @@ product, and x is given in planes (planes.py): plane j has the columns 4 i + j. 
 
 What is written into the bits of a bfloat16 is the value times 2^-126: sign, and two bits of exponent and one of
 mantissa where those of bfloat16 begin; 0 and 0.5 are subnormal in both formats. One multiplication takes the scale and
-2^94; the sum is multiplied by the rest, 2^32 (SCALES in ops/weight.py says for which scales no bit is lost).
+2^94; the sum is multiplied by the rest, 2^32 (GPU_FP4_SCALES in ops/weight.py: for which scales no bit is lost).
 Knows nothing of which tiles there are.
 """
 
