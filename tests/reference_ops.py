@@ -25,9 +25,7 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
     return y.to(x_MK.dtype)
 
 
-def grouped_experts(
-    x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight, limit: float | None = None
-) -> Tensor:
+def grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight, limit: float | None = None) -> Tensor:
     y_RH = torch.zeros(x_RH.shape[0], w2.shape[1], dtype=torch.float32)
     gate_up, down = w13.dequantize(), w2.dequantize()
     start = 0
