@@ -65,9 +65,10 @@ class ExpertPool:
         """Copies one expert into the buffer, converting it to the pool's format. ValueError where this device cannot
         compute with its scales."""
         new_w13, new_w2 = swiglu_weights(gate_IH, up_IH, down_HI, self.weight_format, self.dtype)
+        if self.device.type == "cuda":
+            require_gpu_scales(new_w13)
+            require_gpu_scales(new_w2)
         for stack, new in ((self.w13, new_w13), (self.w2, new_w2)):
-            if self.device.type == "cuda":
-                require_gpu_scales(new)
             stack.data[buffer].copy_(new.data)
             if stack.scale is not None and new.scale is not None:
                 stack.scale[buffer].copy_(new.scale)
