@@ -1,8 +1,9 @@
 """Routed experts of DeepSeek-V4-Flash on one GPU by the format of their weights: fp4, fp8 and bfloat16.
 
-256 experts, SiLU of cut activations included, 1 to 512 rows each, as even as they can be; bfloat16 rows, whose
+256 experts, SiLU of cut activations included, 1 to 1024 rows each, as even as they can be; bfloat16 rows, whose
 quantising or splitting is part of the time. Weights are cold: of any format they are larger than the L2 cache. bfloat16
-weights hold fp4's values, fp8 weights are rounded from them.
+weights hold fp4's values, fp8 weights are rounded from them. From 768 rows on the host knows how many there are, and
+experts are computed one by one; fp4_grouped is the grouped product there.
 
 floor: the time that the memory takes to read the weights, and their scales, once.
 error: of fp4, relative to bfloat16's result. Formats take turns.
@@ -22,6 +23,7 @@ from benchmarks.tools.report import BenchmarkReport
 from eprt import EPGroup
 from eprt.gpu.device import take_device
 from eprt.ops.cuda import grouped_experts
+from eprt.ops.known_rows import LEAST_ROWS, KnownRows
 from eprt.ops.weight import Weight, quantize_fp8
 
 NUM_RANKS = 0
@@ -29,7 +31,7 @@ NEEDS_GPU = True
 
 EXPERTS, HIDDEN, WIDTH, LIMIT = 256, 4096, 2048, 10.0
 FORMATS = ("fp4", "fp8", "bf16")
-ROWS = (1, 8, 32, 64, 128, 512)
+ROWS = (1, 8, 32, 64, 128, 512, 1024)
 
 
 def converted(fp4: Weight, name: str) -> Weight:
@@ -65,7 +67,8 @@ def call_of(name: str, rows: int) -> Callable[[], Tensor]:
     torch.manual_seed(rows)
     x_RH = torch.randn(EXPERTS * rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
     count_E = torch.full((EXPERTS,), rows, dtype=torch.int32, device="cuda")
-    return lambda: grouped_experts(x_RH, count_E, *weights(name), limit=LIMIT)
+    known = None if name == "fp4_grouped" else KnownRows((rows,) * EXPERTS, range(EXPERTS))
+    return lambda: grouped_experts(x_RH, count_E, *weights(name.split("_")[0]), known=known, limit=LIMIT)
 
 
 def floor_s(name: str, bytes_per_s: float) -> float:
@@ -100,17 +103,18 @@ def main() -> None:
     report = BenchmarkReport(f"fp4_experts_{gpu_word()}", {**device, "torch": torch.__version__, **shape})
     floors = {name: floor_s(name, hbm) for name in FORMATS}
     for rows in ROWS:
-        calls = {name: call_of(name, rows) for name in FORMATS}
+        names = FORMATS if rows < LEAST_ROWS else (*FORMATS, "fp4_grouped")
+        calls = {name: call_of(name, rows) for name in names}
         got, want = calls["fp4"]().float(), calls["bf16"]().float()
         error = ((got - want).norm() / want.norm()).item()
         assert error < 5e-3, f"{rows} rows: fp4 computes something else than bfloat16 of the same values, {error:.3g}"
         times = gpu_times_in_turns({name: [call] for name, call in calls.items()}, samples=15)
         columns = {"rows": rows, "fp4_error": error}
         operations = 6 * EXPERTS * rows * HIDDEN * WIDTH
-        for name in FORMATS:
-            median_s = times[name].median_s
-            columns |= times[name].columns(name) | {f"{name}_floor_us": floors[name] * 1e6}
-            columns |= {f"{name}_over_floor": median_s / floors[name], f"{name}_tflops": operations / median_s / 1e12}
+        for name in names:
+            floor, median_s = floors[name.split("_")[0]], times[name].median_s
+            columns |= times[name].columns(name) | {f"{name}_floor_us": floor * 1e6}
+            columns |= {f"{name}_over_floor": median_s / floor, f"{name}_tflops": operations / median_s / 1e12}
         report.add_row(**columns)
     report.finish()
 

@@ -25,7 +25,7 @@ DTYPES = (
 )
 # Queries, heads, values of a key, of them rotated, entries of a page.
 SMALL_SHAPES = ((7, 4, 32, 8, 4), (3, 20, 70, 6, 1), (2, 5, 128, 64, 2))
-LARGE_SHAPES = ((9, 64, 512, 64, 64), (3, 128, 512, 64, 2), (300, 64, 512, 64, 64), (5, 64, 512, 64, 64))
+LARGE_SHAPES = ((9, 64, 512, 64, 64), (3, 128, 512, 64, 2), (300, 64, 512, 64, 64))
 
 
 class Seen:
@@ -84,21 +84,22 @@ class Seen:
 
     def on(self, seen):
         """What is seen, on the device. Pages lie apart there, too."""
-        return type(seen)(**{name: _moved(value, self.device) for name, value in vars(seen).items()})
+        moved = {name: _moved(value, self.device) for name, value in vars(seen).items() if value is not None}
+        return replace(seen, **moved)
 
 
-def _moved(x: Tensor | None, device: str) -> Tensor | None:
-    if x is None or x.dim() != 3 or x.is_contiguous():
-        return None if x is None else x.to(device)
+def _moved(x: Tensor, device: str) -> Tensor:
+    if x.dim() != 3 or x.is_contiguous():
+        return x.to(device)
     base = torch.empty(x.shape[0], x.stride(0), dtype=x.dtype, device=device)
     there = base[:, : x.shape[1] * x.shape[2]].unflatten(1, x.shape[1:])
     there.copy_(x)
     return there
 
 
-def small_attention(draw: Draw, shapes=SMALL_SHAPES, splits=(1, 3)) -> None:
+def small_attention(draw: Draw, shapes=SMALL_SHAPES, splits=(1, 3), of=DTYPES) -> None:
     for shape in shapes:
-        for dtypes in DTYPES:
+        for dtypes in of:
             seen = Seen(draw, shape, dtypes)
             for name, entries in (("all", seen.all), ("chosen", seen.chosen)):
                 rope = seen.entry.rope_size
@@ -112,8 +113,11 @@ def small_attention(draw: Draw, shapes=SMALL_SHAPES, splits=(1, 3)) -> None:
 
 
 def large_attention(draw: Draw) -> None:
-    small_attention(draw, LARGE_SHAPES, (None, 1, 3))
-    attention_turned_back(draw, ((3, 64, 512, 64, 2), (2, 128, 512, 64, 64)))
+    small_attention(draw, LARGE_SHAPES, (None, 1, 3), (DTYPES[1], DTYPES[3]))
+
+
+def large_accurate_attention(draw: Draw) -> None:
+    small_attention(draw, LARGE_SHAPES[:1], (None, 1), (DTYPES[0], DTYPES[4]))
 
 
 def attention_turned_back(draw: Draw, shapes=((3, 4, 32, 8, 4), (2, 20, 70, 6, 1))) -> None:
@@ -134,22 +138,26 @@ def attention_turned_back(draw: Draw, shapes=((3, 4, 32, 8, 4), (2, 20, 70, 6, 1
                 near(got, want, 2 * max(ROUNDING[dtypes[0]], ROUNDING[dtype]), f"turned {shape} {dtypes} {dtype}")
 
 
+def large_attention_turned_back(draw: Draw) -> None:
+    attention_turned_back(draw, ((3, 64, 512, 64, 2),))
+
+
 def nothing_to_attend(draw: Draw) -> None:
     """No queries; queries that see nothing but the sink; layers without entries."""
     seen = Seen(draw, (4, 5, 32, 8, 4), (torch.float32, torch.float32))
     none, sink = torch.zeros_like(seen.begin), seen.sink
     for num in (1, 2):
         blind = seen.on(replace(seen.tokens, begin_T=none, end_T=none)), seen.on(replace(seen.all, num_T=none.int()))
-        assert not cuda.shared_attention(seen.query, *blind, sink, 0.3, 0, num).any()
+        assert not cuda.shared_attention(seen.query, *blind, sink_N=sink, scale=0.3, num_splits=num).any()
     no_pages = seen.all.pages_PED.new_empty(0, 1, 32)
     windows = seen.tokens, replace(seen.all, pages_PED=no_pages, num_T=none.int())
-    want = ops.shared_attention(seen.query.cpu(), *windows, sink.cpu(), 0.3)
-    near(cuda.shared_attention(seen.query, *map(seen.on, windows), sink, 0.3), want, 4e-6, "windows alone")
+    want = ops.shared_attention(seen.query.cpu(), *windows, sink_N=sink.cpu(), scale=0.3)
+    near(cuda.shared_attention(seen.query, *map(seen.on, windows), sink_N=sink, scale=0.3), want, 4e-6, "windows alone")
     few = (
         replace(seen.tokens, begin_T=none[:0], end_T=none[:0]),
         replace(seen.all, request_T=none[:0].int(), num_T=none[:0].int()),
     )
-    assert cuda.shared_attention(seen.query[:0], *map(seen.on, few), sink, 0.3).shape == (0, 5, 32)
+    assert cuda.shared_attention(seen.query[:0], *map(seen.on, few), sink_N=sink, scale=0.3).shape == (0, 5, 32)
 
 
 def chosen_entries(draw: Draw) -> None:
@@ -175,10 +183,12 @@ def chosen_entries(draw: Draw) -> None:
             request, length = torch.tensor(rows, dtype=torch.int32).T.contiguous()
             query = torch.randint(-2, 3, (len(rows), heads, size), generator=generator).to(query_dtype)
             weight = torch.randint(-2, 3, (len(rows), heads), generator=generator).float()
-            on_gpu = [x.to(draw.device) for x in (query, weight)]
-            where = [x.to(draw.device) for x in (table, request, length)]
+            on_gpu = query.to(draw.device), weight.to(draw.device)
+            pages_on_gpu = _moved(pages, draw.device)
+            where = table.to(draw.device), request.to(draw.device), length.to(draw.device)
             for top_k, most_scores in ((40, 1 << 20), (7, 400)):
-                got = cuda.index_topk(*on_gpu, _moved(pages, draw.device), *where, top_k, most_scores)
+                limits = {"top_k": top_k, "most_scores": most_scores}
+                got = cuda.index_topk(*on_gpu, pages_on_gpu, *where, **limits)
                 want = ops.index_topk(query, weight, pages, table, request, length, top_k)
                 assert torch.equal(got.cpu(), want), (size, query_dtype, index, top_k)
                 plain = index.decode(pages.nan_to_num() if stored != FP8 else pages)
@@ -211,4 +221,4 @@ def recorded_attention(draw: Draw) -> None:
 
 
 SMALL = (small_attention, attention_turned_back, nothing_to_attend, chosen_entries)
-ALL = (*SMALL, large_attention, recorded_attention)
+ALL = (*SMALL, large_attention, large_accurate_attention, large_attention_turned_back, recorded_attention)

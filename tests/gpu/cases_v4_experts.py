@@ -5,6 +5,7 @@ from torch import Tensor
 
 from eprt import ops
 from eprt.ops import cuda
+from eprt.ops.cuda.fp4_matrix import fp4_matrix
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.planes import to_planes
 from eprt.ops.cuda.quantize import quantize_rows
@@ -139,6 +140,8 @@ def fp4_values(draw: Draw) -> None:
             got = grouped_gemm(ones.bfloat16(), weight, dtype=torch.float32, tiling=tiling)[0]
             assert torch.equal(got, want), f"K {k}, {tiling}: {(got != want).sum()} of {want.numel()} differ"
         assert torch.equal(grouped_gemm(ones, weight)[0], want), f"K {k}, in float32"
+        stack = Weight(torch.stack((data.flip(0), data)), torch.stack((weight.scale, weight.scale)))
+        assert torch.equal(fp4_matrix(stack, 1).float(), want.T), f"K {k}, as bfloat16"
 
 
 def fp4_experts(draw: Draw, shapes=((3, 96, 64), (4, 256, 160))) -> None:

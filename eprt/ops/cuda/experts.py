@@ -69,7 +69,7 @@ def grouped_experts(
     dtype = out_RH.dtype if out_RH is not None else torch.bfloat16 if scale_RG is not None else x_RH.dtype
     if known is not None and experts_cublas.is_faster(known, w13, w2, dtype):
         out_RH = x_RH.new_empty(x_RH.shape, dtype=dtype) if out_RH is None else out_RH
-        if scale_RG is not None and w13.scale is None:
+        if scale_RG is not None and (w13.scale is None or w13.is_fp4):
             x_RH, scale_RG = _dequantize(x_RH, scale_RG, dtype), None
         return experts_cublas.experts_one_by_one(x_RH, recv_count_E, w13, w2, out_RH, scale_RG, known, num_sms, limit)
     gated = experts_up(x_RH, recv_count_E, w13, matrix_E, scale_RG, dtype, expected_rows, num_sms, limit)

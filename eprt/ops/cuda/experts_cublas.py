@@ -20,6 +20,7 @@ from torch import Tensor
 from eprt.gpu import cublas_lt
 from eprt.gpu.cublas_lt import BlockScaledProduct
 from eprt.ops.cuda import cublas
+from eprt.ops.cuda.fp4_matrix import fp4_matrix
 from eprt.ops.cuda.quantize import quantize_rows, store_quantized
 from eprt.ops.cuda.silu import silu_mul, silu_times
 from eprt.ops.cuda.tiles import find_tile
@@ -45,7 +46,7 @@ def is_faster(known: KnownRows | None, w13: Weight, w2: Weight, dtype: torch.dty
     """Whether experts_one_by_one is faster than a grouped product. dtype: of outputs, and of rows that are not e4m3."""
     if known is None or known.mean_rows < LEAST_ROWS or dtype != torch.bfloat16 or not w13.data.is_cuda:
         return False
-    return w13.data.dtype == dtype or (
+    return (w13.data.dtype == dtype or w13.is_fp4) or (
         cublas.can_multiply(w13, dtype) and cublas.can_multiply(w2, dtype) and cublas_lt.is_installed()
     )
 
@@ -65,7 +66,7 @@ def experts_one_by_one(
 
     num_sms: SMs for each product of e4m3 by e4m3; default: all. Of two products side by side either has so many.
     """
-    if w13.scale is None:
+    if w13.scale is None or w13.is_fp4:
         products = PlainProducts(x_RH, w13, w2, out_RH, limit)
     else:
         products = ScaledProducts(x_RH, scale_RG, recv_count_E, w13, w2, out_RH, known.counts, num_sms, limit)
@@ -102,28 +103,34 @@ def _padded(rows: int, to: int) -> int:
 
 
 class PlainProducts:
-    """bfloat16 times bfloat16. Keeps memory that one stream writes and the other reads until the streams have met."""
+    """bfloat16 times bfloat16, or times fp4 that became bfloat16 in memory of its own, as long as its product takes.
+
+    Keeps memory that one stream writes and the other reads until the streams have met.
+    """
 
     PADDED_TO = 1
 
     def __init__(self, x_RH: Tensor, w13: Weight, w2: Weight, out_RH: Tensor, limit: float | None = None):
         self.x_RH, self.out_RH, self.limit = x_RH, out_RH, limit
-        self.w13_SHI2, self.w2_SIH = w13.data.mT, w2.data.mT
+        self.w13, self.w2 = w13, w2
         self.gated: dict[int, Tensor] = {}  # silu(gate) * up, by the batch's first row
 
     def up(self, experts: Sequence[RowsOfExpert]) -> None:
         first, last = experts[0], experts[-1]
-        y_RI2 = self.x_RH.new_empty(last.place + last.room - first.place, self.w13_SHI2.shape[2])
+        y_RI2 = self.x_RH.new_empty(last.place + last.room - first.place, self.w13.shape[1])
         for e in experts:
             to, rows = e.place - first.place, self.x_RH[e.begin : e.begin + e.count]
-            torch.mm(rows, self.w13_SHI2[e.matrix], out=y_RI2[to : to + e.count])
+            torch.mm(rows, self._matrix(self.w13, e).T, out=y_RI2[to : to + e.count])
         self.gated[first.begin] = silu_mul(y_RI2, self.limit)
 
     def down(self, experts: Sequence[RowsOfExpert]) -> None:
         first, h_RI = experts[0], self.gated[experts[0].begin]
         for e in experts:
             at, to = e.place - first.place, self.out_RH[e.begin : e.begin + e.count]
-            torch.mm(h_RI[at : at + e.count], self.w2_SIH[e.matrix], out=to)
+            torch.mm(h_RI[at : at + e.count], self._matrix(self.w2, e).T, out=to)
+
+    def _matrix(self, w: Weight, expert: RowsOfExpert) -> Tensor:
+        return fp4_matrix(w, expert.matrix) if w.is_fp4 else w.data[expert.matrix]
 
 
 class ScaledProducts:

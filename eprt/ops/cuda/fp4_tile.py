@@ -5,7 +5,7 @@ product, and x is given in planes (planes.py): plane j has the columns 4 i + j. 
 
 What is written into the bits of a bfloat16 is the value times 2^-126: sign, and two bits of exponent and one of
 mantissa where those of bfloat16 begin; 0 and 0.5 are subnormal in both formats. One multiplication takes the scale and
-2^94; the sum is multiplied by the rest, 2^32 (SCALES in ops/weight.py says for which scales no bit is lost).
+2^94; the sum is multiplied by the rest, 2^32 (GPU_FP4_SCALES in ops/weight.py: for which scales no bit is lost).
 Knows nothing of which tiles there are.
 """
 
@@ -50,7 +50,7 @@ _WIDEN = tl.constexpr(
 
 
 @triton.jit
-def _value(code):
+def fp4_value(code):
     """fp32 of the lowest four bits of each element."""
     code = code.to(tl.int32)
     bits = (code & 8) << 28 | (code & 7) << 22
@@ -58,7 +58,7 @@ def _value(code):
 
 
 @triton.jit
-def _two_to(exponent):
+def two_to(exponent):
     """fp32 2^(exponent - 127), exponent: uint8."""
     exponent = exponent.to(tl.int32)
     return tl.where(exponent == 0, 1 << 22, exponent << 23).to(tl.float32, bitcast=True)
@@ -72,11 +72,11 @@ def _planes_of(word, exponent):
         types: tl.constexpr = (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16)
         return tl.inline_asm_elementwise(_WIDEN, "=r,=r,=r,=r,r,r", [word, factor], types, is_pure=True, pack=2)
     else:
-        factor = _two_to(exponent) / _REST
-        first = (_value(word) * factor).to(tl.bfloat16)
-        second = (_value(word >> 4) * factor).to(tl.bfloat16)
-        third = (_value(word >> 8) * factor).to(tl.bfloat16)
-        return first, second, third, (_value(word >> 12) * factor).to(tl.bfloat16)
+        factor = two_to(exponent) / _REST
+        first = (fp4_value(word) * factor).to(tl.bfloat16)
+        second = (fp4_value(word >> 4) * factor).to(tl.bfloat16)
+        third = (fp4_value(word >> 8) * factor).to(tl.bfloat16)
+        return first, second, third, (fp4_value(word >> 12) * factor).to(tl.bfloat16)
 
 
 @triton.jit
@@ -150,4 +150,4 @@ def load_fp4(w, w_scale, w_rows, columns, w_groups, k, TILE_N: tl.constexpr, BLO
     w_at = w + (w_row + column_N)[:, None].to(tl.int64) * (K // 2) + column[None, :] // 2
     code = tl.load(w_at, mask=inside, other=0).to(tl.int32) >> column[None, :] % 2 * 4
     scale_at = w_scale + column_N[:, None].to(tl.int64) * w_groups + column[None, :] // _BLOCK_COLUMNS
-    return _value(code) * _two_to(tl.load(scale_at, mask=inside, other=0))
+    return fp4_value(code) * two_to(tl.load(scale_at, mask=inside, other=0))

@@ -84,7 +84,7 @@ def _gate_topk(
     K: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    group, member = tl.arange(0, GROUPS), tl.arange(0, SIZE)
+    group, member, slot = tl.arange(0, GROUPS), tl.arange(0, SIZE), tl.arange(0, K)
     exists = (group < num_groups)[:, None] & (member < group_size)[None, :]
     expert = group[:, None] * group_size + member[None, :]
     lowest: tl.constexpr = float("-inf")
@@ -99,16 +99,15 @@ def _gate_topk(
     if LIMITED:
         kept = _best_groups(choice, group, member, num_groups, group_size, TOP_GROUPS, SCORING, bound)
         choice = tl.where(kept[:, None], choice, lowest)
-    slot = tl.arange(0, K)
     taken_score = tl.zeros([K], tl.float32)
     taken = tl.zeros([K], tl.int32)
     left = exists
     for k in tl.static_range(TOP_K):
-        if given is not None:
-            which = tl.load(given + token * TOP_K + k).to(tl.int32)
-        else:
+        if given is None:
             which = _first_largest(tl.where(left, choice, lowest), tl.where(left, expert, bound), bound)
-            left = left & (expert != which)
+        else:
+            which = tl.load(given + token * TOP_K + k).to(tl.int32)
+        left = left & (expert != which)
         taken = tl.where(slot == k, which, taken)
         its_score = tl.sum(tl.where(exists & (expert == which), score, 0.0))
         taken_score = tl.where(slot == k, its_score, taken_score)

@@ -63,6 +63,15 @@ def _store_tile(y, y_scale, y_NM, x_rows, first_N, N, num_rows, SPLIT_K: tl.cons
     tl.store(to, y_MN, mask=inside_M[:, None] & (column_N < N)[None, :])
 
 
+@triton.jit
+def _counts(count_E, expert_E, num_experts, num_rows):
+    """Rows of each expert."""
+    if count_E is None:
+        return tl.where(expert_E == 0, num_rows, 0)
+    else:
+        return tl.load(count_E + expert_E, mask=expert_E < num_experts, other=0)
+
+
 # Values that change from step to step, and strides that only find scales, must not cause another compilation.
 @triton.jit(do_not_specialize=["num_experts", "num_rows", "slot_tiles", "scale_rows", "x_groups", "w_groups"])
 def _grouped_gemm(
@@ -96,19 +105,16 @@ def _grouped_gemm(
     TMA: tl.constexpr,
     THREADS: tl.constexpr,
 ):
-    """y [rows, N], tile after tile. Without count_E (None) all rows are one expert's; without matrix_E expert e has
-    matrix e; y_scale: y is quantised.
+    """y [rows, N], tile after tile. Without count_E all rows are one expert's; without matrix_E expert e has matrix e.
 
+    y_scale: y is quantised.
     signal: every stored tile adds its columns to the counter of its rows, which is N when all of them are stored.
     GATED: w has 2N rows per matrix, gate then up, and y = silu(gate) * up, both cut to the limit.
     IN_PLANES: y is stored as planes.py does. So is x where the weights are fp4: x_groups is then num_rows.
     SPLIT_K: the grid's second axis splits K; y is [splits, rows, N], to be added up.
     """
     expert_E = tl.arange(0, EXPERTS)
-    if count_E is None:
-        count = tl.where(expert_E == 0, num_rows, 0)
-    else:
-        count = tl.load(count_E + expert_E, mask=expert_E < num_experts, other=0)
+    count = _counts(count_E, expert_E, num_experts, num_rows)
     if KIND == 4 and TMA:  # so that the compiler knows how these scales are aligned; see _operands
         w_groups = K // 256 * 8
     operands, strides = (x, x_scale, w, w_scale), (x_stride, x_groups, w_groups, scale_rows)
@@ -208,32 +214,16 @@ def grouped_gemm(
         tiling = _with_tiles_of(signal, tiling, kind, num_experts)
     parts = _filled_parts(K, tiling.block_k, splits)
     if out_RN is None:
-        dtype = torch.float8_e4m3fn if quantise else dtype or (torch.float32 if kind == FP32 else torch.bfloat16)
         size = (PLANES, R, N // PLANES) if in_planes else (R, N)
+        dtype = torch.float8_e4m3fn if quantise else dtype or (torch.float32 if kind == FP32 else torch.bfloat16)
         size, dtype = (size, dtype) if splits == 1 else ((parts, R, N), torch.float32)
         out_RN = x_RK.new_empty(size, dtype=dtype)
     scale_RG = x_RK.new_empty(R, triton.cdiv(N, BLOCK), dtype=torch.float32) if quantise else None
     if R:
         most_tiles = (triton.cdiv(R, tiling.block_m) + num_experts) * triton.cdiv(N, tiling.block_n)
         programs = min(most_tiles, (num_sms or count_sms(x_RK.device)) * tiling.programs_per_sm)
-        grid = programs, parts
-        _launch(
-            grid,
-            x_RK,
-            x_scale_RG,
-            w,
-            out_RN,
-            scale_RG,
-            recv_count_E,
-            matrix_E,
-            signal,
-            kind,
-            gated,
-            splits,
-            tiling,
-            limit,
-            in_planes,
-        )
+        grid, how = (programs, parts), {"gated": gated, "splits": splits, "limit": limit, "in_planes": in_planes}
+        _launch(grid, x_RK, x_scale_RG, w, out_RN, scale_RG, recv_count_E, matrix_E, signal, kind, tiling, **how)
     return out_RN, scale_RG
 
 
@@ -248,9 +238,10 @@ def _launch(
     matrix_E: Tensor | None,
     signal: TileSignal | None,
     kind: int,
+    tiling: Tiling,
+    *,
     gated: bool,
     splits: int,
-    tiling: Tiling,
     limit: float | None,
     in_planes: bool,
 ) -> None:

@@ -52,11 +52,66 @@ def _add_keys(most, total, acc, score, keys, ACCURATE: tl.constexpr):
 
 
 @triton.jit
-def _with_sink(most, total, sink):
-    """(what the weighted sum is to be multiplied by) for a running softmax with the sink's share."""
+def _with_sink(seen, sink):
+    """The mean of the keys that a head saw, with the sink's share."""
+    most, total, acc = seen
     larger = tl.maximum(most, sink)
     fade = tl.exp2(most - larger)
-    return fade / (total * fade + tl.exp2(sink - larger))
+    return acc * (fade / (total * fade + tl.exp2(sink - larger)))[:, None]
+
+
+@triton.jit
+def _store_part(partial, log_sum, seen, row, mask, size):
+    """The mean of a part's keys and the logarithm of its weight; of a part without keys only that, minus infinity."""
+    most, total, acc = seen
+    i = tl.arange(0, acc.shape[1])
+    total = tl.where(total == 0, 1.0, total)
+    tl.store(log_sum + row, most + tl.log2(total), mask=tl.max(mask.to(tl.int32), 1) > 0)
+    has = mask & (most > float("-inf"))[:, None]
+    tl.store(partial + row[:, None] * size + i[None, :], acc / total[:, None], mask=has)
+
+
+@triton.jit
+def _keys_of_part(begin_T, end_T, num_T, t, num_splits, KEYS: tl.constexpr):
+    """(first token, tokens, first key, end of the keys) of this program's part of a query's keys, in whole steps."""
+    first_token = tl.load(begin_T + t).to(tl.int64)
+    num_local = (tl.load(end_T + t).to(tl.int64) - first_token).to(tl.int32)
+    num_keys = num_local + tl.load(num_T + t).to(tl.int32)
+    share = tl.cdiv(tl.cdiv(num_keys, num_splits), KEYS) * KEYS
+    begin = tl.program_id(1) * share
+    return first_token, num_local, begin, tl.minimum(num_keys, begin + share)
+
+
+@triton.jit
+def _attend_keys(
+    q,
+    local,
+    pages,
+    begin,
+    where,
+    scale,
+    CHOSEN: tl.constexpr,
+    RING: tl.constexpr,
+    PAGE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PLAIN: tl.constexpr,
+    FP8: tl.constexpr,
+    ACCURATE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """(largest score, sum of the weights, weighted sum of the keys) of a part of a query's keys, per head."""
+    TILE: tl.constexpr = q.shape[0]
+    SIZE: tl.constexpr = q.shape[1]
+    most, total = tl.full([TILE], float("-inf"), tl.float32), tl.zeros([TILE], tl.float32)
+    acc, end = tl.zeros([TILE, SIZE], tl.float32), where[2]
+    precision: tl.constexpr = "ieee" if ACCURATE else "tf32"
+    for key in range(begin, end, KEYS):
+        at = key + tl.arange(0, KEYS)
+        keys = load_keys(local, pages, at, where, q.dtype, CHOSEN, RING, PAGE, WIDTH, PLAIN, FP8, KEYS, SIZE)
+        score = tl.dot(q, tl.trans(keys), input_precision=precision) * (scale * _LOG2E)
+        score = tl.where((at < end)[None, :], score, float("-inf"))
+        most, total, acc = _add_keys(most, total, acc, score, keys, ACCURATE)
+    return most, total, acc
 
 
 # These change from step to step: a value of 1, or a multiple of 16, must not cause another compilation.
@@ -99,45 +154,23 @@ def _attend(
     KEYS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
+    CHOSEN: tl.constexpr = slot_TK is not None
     tiles = tl.cdiv(num_heads, TILE)
-    t, split = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(1)
-    head = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
-    first_token = tl.load(begin_T + t).to(tl.int64)
-    num_local = (tl.load(end_T + t).to(tl.int64) - first_token).to(tl.int32)
-    num_keys = num_local + tl.load(num_T + t).to(tl.int32)
-    share = tl.cdiv(tl.cdiv(num_keys, num_splits), KEYS) * KEYS
-    begin = split * share
-    end = tl.minimum(num_keys, begin + share)
-    inside, i = head < num_heads, tl.arange(0, SIZE)
+    t, head = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
+    first_token, num_local, begin, end = _keys_of_part(begin_T, end_T, num_T, t, num_splits, KEYS)
+    inside, i, row = head < num_heads, tl.arange(0, SIZE), t * num_heads + head
     mask = inside[:, None] & (i < size)[None, :]
-    row = t * num_heads + head
     q = tl.load(query + row[:, None] * size + i[None, :], mask=mask, other=0.0)
     if RING > 0:
         local += tl.load(page_T + t).to(tl.int64) * local_page
-    chosen = table + tl.load(request_T + t).to(tl.int64) * table_width
-    if slot_TK is not None:
-        chosen = slot_TK + t * slot_width
-    most, total = tl.full([TILE], float("-inf"), tl.float32), tl.zeros([TILE], tl.float32)
-    acc = tl.zeros([TILE, SIZE], tl.float32)
-    precision: tl.constexpr = "ieee" if ACCURATE else "tf32"
-    for key in range(begin, end, KEYS):
-        at = key + tl.arange(0, KEYS)
-        where = first_token, num_local, end, chosen, entry_page, size
-        keys = load_keys(
-            local, pages, at, where, q.dtype, slot_TK is not None, RING, PAGE, WIDTH, PLAIN, FP8, KEYS, SIZE
-        )
-        score = tl.dot(q, tl.trans(keys), input_precision=precision) * (scale * _LOG2E)
-        score = tl.where((at < end)[None, :], score, float("-inf"))
-        most, total, acc = _add_keys(most, total, acc, score, keys, ACCURATE)
+    chosen = slot_TK + t * slot_width if CHOSEN else table + tl.load(request_T + t).to(tl.int64) * table_width
+    where = first_token, num_local, end, chosen, entry_page, size
+    seen = _attend_keys(q, local, pages, begin, where, scale, CHOSEN, RING, PAGE, WIDTH, PLAIN, FP8, ACCURATE, KEYS)
     if SPLIT:
-        flat = split.to(tl.int64) * num_queries * num_heads + row
-        tl.store(log_sum + flat, most + tl.log2(tl.where(total == 0, 1.0, total)), mask=inside)
-        if begin < end:
-            value = acc / total[:, None]
-            tl.store(partial + flat[:, None] * size + i[None, :], value, mask=mask)
+        _store_part(partial, log_sum, seen, row + tl.program_id(1).to(tl.int64) * num_queries * num_heads, mask, size)
     else:
         sink = tl.load(sink_N + head, mask=inside, other=0.0) * _LOG2E
-        value = acc * _with_sink(most, total, sink)[:, None]
+        value = _with_sink(seen, sink)
         if cos_sin is not None:
             angles = cos_sin + tl.load(position_T + t).to(tl.int64) * 2 * half
             value = _turned_back(value, angles, size, half, TILE, SIZE)

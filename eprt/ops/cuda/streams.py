@@ -237,6 +237,20 @@ def _launch(
         num_warps=4,
         num_stages=3,
     )
+    _weigh(row_TH, mixed_TMH, post_TM, part_SXK, x_TMH, p)
+    return row_TH
+
+
+def _weigh(
+    row_TH: Tensor,
+    mixed_TMH: Tensor | None,
+    post_TM: Tensor | None,
+    part_SXK: Tensor,
+    x_TMH: Tensor,
+    p: StreamProjection,
+) -> None:
+    """The second kernel."""
+    (splits, T, block), (_, M, H) = part_SXK.shape, x_TMH.shape
     piece = min(_PIECE, triton.next_power_of_2(H))
     share = _share(triton.cdiv(H, piece), T)
     _mix[(T, triton.cdiv(triton.cdiv(H, piece), share))](
@@ -262,7 +276,6 @@ def _launch(
         PIECE=piece,
         num_warps=4,
     )
-    return row_TH
 
 
 def _share(steps: int, programs: int) -> int:
