@@ -147,7 +147,8 @@ class V4Builder(ModelBuilder):
         c, tensors, read = self.config, self.checkpoint.tensors, self.checkpoint.read
         assert c.moe is not None
         config = replace(c.moe, weight_format=self.expert_format(layer_idx))
-        where = {"ep": self.exchange, "slot_map": self.slot_map, "pool": self.pools[config.weight_format]}
+        pool = self.pools[config.weight_format]
+        where = {"ep": self.exchange, "slot_map": self.slot_map, "pool": pool, "device": self.device.type}
         moe = EPMoE(config, self.group, layer_idx=layer_idx, **where)
         bias, table = f"{prefix}gate.bias", f"{prefix}gate.tid2eid"
         given = (read(name) if name in tensors else None for name in (bias, table))
