@@ -71,6 +71,9 @@ def main() -> None:
         cases_many_rows,
         cases_ops,
         cases_products,
+        cases_v4_attention,
+        cases_v4_experts,
+        cases_v4_rows,
     )
     from tests.gpu import cases_latent_attention as latent
     from tests.gpu import cases_token_mask as masks
@@ -83,6 +86,9 @@ def main() -> None:
         *latent.SMALL,
         *cases_indexer.SMALL,
         *cases_index_rows.ALL,
+        *cases_v4_rows.SMALL,
+        *cases_v4_attention.SMALL,
+        *cases_v4_experts.SMALL,
     )
     for case in (*dense, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_int8.SMALL, *cases_many_rows.ALL):
         case(Draw("cpu"))

@@ -25,14 +25,13 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
     return y.to(x_MK.dtype)
 
 
-def grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight) -> Tensor:
+def grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight, limit: float | None = None) -> Tensor:
     y_RH = torch.zeros(x_RH.shape[0], w2.shape[1], dtype=torch.float32)
     gate_up, down = w13.dequantize(), w2.dequantize()
     start = 0
     for e, count in enumerate(recv_count_E.tolist()):
         rows = x_RH[start : start + count].float()
-        gate, up = (rows @ gate_up[e].T).chunk(2, dim=-1)
-        y_RH[start : start + count] = (F.silu(gate) * up) @ down[e].T
+        y_RH[start : start + count] = silu_mul(rows @ gate_up[e].T, limit) @ down[e].T
         start += count
     return y_RH.to(x_RH.dtype)
 
@@ -53,15 +52,16 @@ def int8_linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Ten
     return y_MN if bias_N is None else y_MN + bias_N.float()
 
 
-def int8_grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight) -> Tensor:
+def int8_grouped_experts(
+    x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight, limit: float | None = None
+) -> Tensor:
     """Of GPUs, for int8 weights: rows in int8 in both products; silu(gate) * up is rounded to x's dtype before."""
     assert w13.scale is not None and w2.scale is not None
     y_RH = torch.zeros(x_RH.shape[0], w2.shape[1], dtype=torch.float32)
     start = 0
     for e, count in enumerate(recv_count_E.tolist()):
         rows = slice(start, start + count)
-        gate, up = int8_linear(x_RH[rows], Weight(w13.data[e], w13.scale[e])).chunk(2, dim=-1)
-        h_RI = (F.silu(gate) * up).to(x_RH.dtype)
+        h_RI = silu_mul(int8_linear(x_RH[rows], Weight(w13.data[e], w13.scale[e])), limit).to(x_RH.dtype)
         y_RH[rows] = int8_linear(h_RI, Weight(w2.data[e], w2.scale[e]))
         start += count
     return y_RH.to(x_RH.dtype)
@@ -77,8 +77,10 @@ def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
     return rms_norm(sum_TH, weight_H, eps), sum_TH
 
 
-def silu_mul(x_TI2: Tensor) -> Tensor:
+def silu_mul(x_TI2: Tensor, limit: float | None = None) -> Tensor:
     gate, up = x_TI2.float().chunk(2, dim=-1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (F.silu(gate) * up).to(x_TI2.dtype)
 
 
@@ -132,17 +134,20 @@ def mla_decode(
     return mla_extend(q_nope_BNC, q_rope_BNR, one_each, w_kv_b, softmax_scale)
 
 
-def gate_topk(logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
-    scores_TE = logits_TE.sigmoid() if rule.scoring == "sigmoid" else logits_TE.softmax(-1)
+def gate_topk(
+    logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule, given_TK: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    scorings = {"sigmoid": torch.sigmoid, "sqrtsoftplus": lambda x: F.softplus(x.double()).sqrt().float()}
+    scores_TE = scorings.get(rule.scoring, lambda x: x.softmax(-1))(logits_TE)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if rule.n_group > 1:
         grouped_TGE = choice_TE.unflatten(-1, (rule.n_group, -1))
-        best = min(2, grouped_TGE.shape[-1]) if rule.scoring == "sigmoid" else 1
+        best = min(2, grouped_TGE.shape[-1]) if rule.scoring in scorings else 1
         group_score_TG = grouped_TGE.topk(best, dim=-1).values.sum(-1)
         kept_TG = torch.zeros_like(group_score_TG, dtype=torch.bool)
         kept_TG.scatter_(1, _largest(group_score_TG, rule.topk_group), True)
         choice_TE = grouped_TGE.masked_fill(~kept_TG.unsqueeze(-1), float("-inf")).flatten(1)
-    expert_idx_TK = _largest(choice_TE, rule.top_k)
+    expert_idx_TK = _largest(choice_TE, rule.top_k) if given_TK is None else given_TK
     weights_TK = scores_TE.gather(1, expert_idx_TK)
     if rule.norm_topk_prob:
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)

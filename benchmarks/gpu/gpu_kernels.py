@@ -28,7 +28,7 @@ from eprt.ops.cuda import experts_cublas, grouped_gemm, mla_expanded, mla_triton
 from eprt.ops.elementwise import Rotation
 from eprt.ops.gate import GateRule
 from eprt.ops.kv_format import KVFormat
-from eprt.ops.weight import Weight
+from eprt.ops.weight import FP4_BLOCK, Weight
 
 NUM_RANKS = 0
 ON_REQUEST = "needs Triton, writes no figures"
@@ -121,6 +121,8 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def weight(*shape: int, dtype: torch.dtype) -> Weight:
+    if dtype == torch.uint8:  # fp4
+        return Weight(*(tensor(*shape[:-1], shape[-1] // each, dtype=dtype) for each in (2, FP4_BLOCK)))
     blocks = (*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128))
     scales = {torch.float8_e4m3fn: blocks, torch.int8: shape[:-1]}.get(dtype)
     return Weight(tensor(*shape, dtype=dtype), None if scales is None else tensor(*scales, dtype=torch.float32))
@@ -165,7 +167,9 @@ def experts() -> None:
         (torch.bfloat16, torch.float8_e4m3fn),
         (torch.bfloat16, torch.int8),
         (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.uint8),
         (torch.float32, torch.float32),
+        (torch.float32, torch.uint8),
     ):
         w13 = weight(EXPERTS, 2 * WIDTH, HIDDEN, dtype=w_dtype)
         w2 = weight(EXPERTS, HIDDEN, WIDTH, dtype=w_dtype)

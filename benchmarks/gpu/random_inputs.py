@@ -1,12 +1,14 @@
 """Random weights, cache pages, row counts and decode batches on one GPU."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from benchmarks.shapes import LATENT, ROPE
 from eprt.layers.batch import ForwardBatch
 from eprt.ops.kv_format import KVFormat
-from eprt.ops.weight import Weight
+from eprt.ops.weight import FP4_BLOCK, Weight
 
 
 def fp8_weight(*shape: int) -> Weight:
@@ -22,6 +24,14 @@ def int8_weight(*shape: int) -> Weight:
     """Random int8 under scales that keep products in range."""
     data = torch.randint(-127, 128, shape, dtype=torch.int8, device="cuda")
     return Weight(data, torch.full(shape[:-1], shape[-1] ** -0.5 / 64, device="cuda"))
+
+
+def fp4_weight(*shape: int) -> Weight:
+    """Random e2m1 under scales that keep products in range."""
+    data = torch.randint(256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, device="cuda")
+    exponent = 127 - round(math.log2(3 * shape[-1] ** 0.5))
+    scale = torch.randint(exponent - 1, exponent + 2, (*shape[:-1], shape[-1] // FP4_BLOCK), device="cuda")
+    return Weight(data, scale.to(torch.uint8))
 
 
 def bf16_weight(*shape: int) -> Weight:

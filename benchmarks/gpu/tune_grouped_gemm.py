@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 
 from benchmarks.gpu.graph_timer import gpu_time
-from benchmarks.gpu.random_inputs import bf16_weight, drawn_rows, fp8_weight, int8_weight
+from benchmarks.gpu.random_inputs import bf16_weight, drawn_rows, fp4_weight, fp8_weight, int8_weight
 from benchmarks.tools.report import table
 from eprt import EPGroup
 from eprt.gpu import cluster_product
@@ -29,8 +29,10 @@ from eprt.gpu.device import take_device
 from eprt.gpu.jit import cubin
 from eprt.ops import tuning
 from eprt.ops.cuda import cublas
+from eprt.ops.cuda.fp4_tile import PLANES
 from eprt.ops.cuda.grouped_gemm import INT8, KIND_NAMES, grouped_gemm, tiling_of
 from eprt.ops.cuda.linear import _splitting, split_gemm
+from eprt.ops.cuda.planes import to_planes
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.quantize_int8 import quantize_rows_int8
 from eprt.ops.tuning import ProductShape, Tiling
@@ -44,14 +46,16 @@ ROWS = (8, 16, 24, 32, 48, 64, 128, 512)
 DENSE_ROWS = (16, 32, 64, 128)
 _CLUSTER_TILES = ((1, 1), (2, 1), (1, 2), (3, 1), (2, 2))  # warpgroups, blocks
 _SMS, _SHARED_BYTES = 132, 220 << 10
-FORMATS = {"fp8": torch.float8_e4m3fn, "same": torch.bfloat16, "int8": torch.int8}
+FORMATS = {"fp8": torch.float8_e4m3fn, "same": torch.bfloat16, "int8": torch.int8, "fp4": torch.uint8}
 DENSE = {"fp8": "dense", "int8": "dense int8"}
-_WEIGHTS = {"fp8": fp8_weight, "same": bf16_weight, "int8": int8_weight}
+_WEIGHTS = {"fp8": fp8_weight, "same": bf16_weight, "int8": int8_weight, "fp4": fp4_weight}
 _QUANTISERS = {"fp8": quantize_rows, "int8": quantize_rows_int8}
 
 
 def candidates(shape: ProductShape, rows: int) -> list[Tiling]:
     """block_n stays 128 where the product quantises its result. Tiles much taller than an expert's rows waste work."""
+    if shape.kind == "fp4":
+        return fp4_candidates(shape.gated, rows)
     quantises = shape.gated and shape.kind == "fp8"
     block_k = 64 if shape.kind == "same" else 128
     tall = [block_m for block_m in (16, 32, 64, 128) if block_m <= max(32, 2 * rows) and 2 * block_m >= min(rows, 128)]
@@ -65,6 +69,21 @@ def candidates(shape: ProductShape, rows: int) -> list[Tiling]:
         if (warps == 4 or block_m > 32)
         and block_m * (2 if shape.gated else 1) * block_n <= warps * 4096  # accumulators that registers can hold
     ]
+
+
+def fp4_candidates(gated: bool, rows: int) -> list[Tiling]:
+    """Weights wait in registers for their product: few of them at once leave room for more programs on an SM."""
+    tall = [
+        block_m for block_m in (16, 32, 64, 128, 256) if block_m <= max(32, 2 * rows) and 2 * block_m >= min(rows, 256)
+    ]
+    tiles = ((64, 256, 4), (128, 256, 4), (128, 256, 8), (64, 128, 4), (128, 128, 4), (128, 128, 8))
+    found = []
+    for block_m, (block_n, block_k, warps), stages in itertools.product(tall, tiles, (3, 4, 5)):
+        shared = stages * block_k * (block_n // 2 + 2 * block_m)
+        fits = [programs for programs in (1, 2, 3, 4) if programs * shared <= _SHARED_BYTES]
+        if block_m * (2 if gated else 1) * block_n <= warps * 4096 and fits:
+            found += [Tiling(block_m, block_n, block_k, warps, stages, programs) for programs in fits[-2:]]
+    return found
 
 
 def dense_candidates(shape: ProductShape, rows: int) -> list[Tiling]:
@@ -116,10 +135,12 @@ def compile_ahead(shape: ProductShape, rows: int, tiling: Tiling | ClusterTiling
     groups = {"fp8": -(-shape.k // 128), "int8": 1}.get(shape.kind)
     w = weight(shape.experts, shape.n * (2 if shape.gated else 1), shape.k, dtype=FORMATS[shape.kind])
     x, count = tensor(shape.experts * rows, shape.k, dtype=w.data.dtype), tensor(shape.experts, dtype=torch.int32)
+    if shape.kind == "fp4":
+        x = tensor(PLANES, shape.experts * rows, shape.k // PLANES)
     scale = None if groups is None else tensor(shape.experts * rows, groups, dtype=torch.float32)
     with contextlib.suppress(Exception), CompiledOnly():  # what cannot be compiled is told when it is timed
-        quantise = shape.gated and shape.kind == "fp8"
-        grouped_gemm(x, w, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, quantise=quantise, tiling=tiling)
+        kind = {"quantise": shape.gated and shape.kind == "fp8", "in_planes": shape.gated and shape.kind == "fp4"}
+        grouped_gemm(x, w, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, tiling=tiling, **kind)
 
 
 def compile_all(cases: list[tuple[ProductShape, int]], jobs: int) -> None:
@@ -143,13 +164,13 @@ def tune(shape: ProductShape, rows: int) -> tuple[Tiling, float, float]:
     x, scale = torch.randn(shape.experts * rows, shape.k, device="cuda", dtype=torch.bfloat16), None
     if shape.kind in _QUANTISERS:
         x, scale = _QUANTISERS[shape.kind](x)
+    elif shape.kind == "fp4":
+        x = to_planes(x)
     count = drawn_rows(shape.experts, rows)
 
     def product(tiling: Tiling | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        quantise = shape.gated and shape.kind == "fp8"
-        return grouped_gemm(
-            x, weight, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, quantise=quantise, tiling=tiling
-        )
+        kind = {"quantise": shape.gated and shape.kind == "fp8", "in_planes": shape.gated and shape.kind == "fp4"}
+        return grouped_gemm(x, weight, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, tiling=tiling, **kind)
 
     default = tiling_of(KIND_NAMES.index(shape.kind), rows, shape.gated)
     want, best = plain(*product(default)), (float("inf"), default)
@@ -210,7 +231,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=32, help="on one GPU")
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--width", type=int, default=2048, help="of one expert")
-    parser.add_argument("--format", choices=("fp8", "bf16", "int8"), default="fp8")
+    parser.add_argument("--format", choices=("fp8", "bf16", "int8", "fp4"), default="fp8")
     parser.add_argument("--rows", type=int, nargs="*", help="per expert, or of the dense products")
     parser.add_argument("--dense", nargs="*", default=[], metavar="NxK", help="these products, not experts'")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile")

@@ -5,18 +5,19 @@
 namespace eprt {
 namespace {
 
-bool has_row(const PagedRows& rows, int64_t i) {
-  const int64_t row = rows.row == nullptr ? i : rows.row[i];
-  return row >= 0 && row < rows.num_pages * rows.page_rows;
-}
+int64_t row_of(const PagedRows& rows, int64_t i) { return rows.row == nullptr ? i : rows.row[i]; }
+
+bool is_beyond(const PagedRows& rows, int64_t i) { return row_of(rows, i) >= rows.num_pages * rows.page_rows; }
 
 }  // namespace
 
 int64_t copy_paged_rows(const PagedRows& to, const PagedRows& from, int64_t count, int64_t bytes) {
   for (int64_t i = 0; i < count; ++i) {
-    if (!has_row(to, i) || !has_row(from, i)) return i;
+    if (is_beyond(to, i) || is_beyond(from, i)) return i;
   }
-  for (int64_t i = 0; i < count; ++i) std::memcpy(to.at(i), from.at(i), bytes);
+  for (int64_t i = 0; i < count; ++i) {
+    if (row_of(to, i) >= 0 && row_of(from, i) >= 0) std::memcpy(to.at(i), from.at(i), bytes);
+  }
   return -1;
 }
 

@@ -36,6 +36,7 @@ struct GroupedProductParams {
   int32_t num_experts;    // at most kMostExperts
   int32_t n;              // N, a multiple of 4
   int32_t steps;          // K / kStep, rounded up
+  float limit;            // GATED: gate is cut to at most this, up to -limit..limit; infinite: neither is
 };
 
 struct Stage {
@@ -232,6 +233,12 @@ EPRT_DEVICE float silu(float x) {
   return y;
 }
 
+// The comparisons leave NaN as it is.
+EPRT_DEVICE float silu_times(float gate, float up, float limit) {
+  up = up > limit ? limit : up < -limit ? -limit : up;
+  return silu(gate > limit ? limit : gate) * up;
+}
+
 // A warpgroup's part of a tile, of which kRows rows are computed.
 template <int kRows>
 EPRT_DEVICE void multiply_unit(const GroupedProductParams& p, Shared& s, const Units& unit, int& slot,
@@ -260,7 +267,7 @@ EPRT_DEVICE void multiply_unit(const GroupedProductParams& p, Shared& s, const U
   const int column = unit.tile * kColumns + group * 64 + warp * 16;
   if constexpr (GATED) {
 #pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) first[i] = silu(first[i]) * second[i];
+    for (int i = 0; i < kRows / 2; ++i) first[i] = silu_times(first[i], second[i], p.limit);
     store_columns<kRows>(p, unit, column, first);
   } else {
     store_columns<kRows>(p, unit, column, first);

@@ -27,12 +27,13 @@ constexpr int kQueryBytes = kHeads * kSize;
 struct IndexScoresParams {
   TensorMap query;            // [rows * kHeads, kSize] bytes, boxes of kHeads rows
   const float* weight;        // [rows, kHeads]
-  const uint8_t* keys;        // [pages * page_size, kEntryBytes]: e4m3, then an fp32 scale
+  const uint8_t* keys;        // pages of [page_size, kEntryBytes]: e4m3, then an fp32 scale
   const int32_t* page_table;  // [requests, table_width]
   const int32_t* request;     // [rows]
   const int32_t* length;      // [rows]
   float* score;               // [rows, stride]: written up to each row's length
   int64_t stride;
+  int64_t key_page;  // bytes from page to page, a multiple of 16
   int32_t rows;
   int32_t table_width;
   int32_t page_size;  // a multiple of 16
@@ -86,14 +87,15 @@ EPRT_DEVICE void load(const IndexScoresParams& p, Shared& s, int first_row, int 
     for (int block = segment.begin_block; block < segment.end_block; ++block, stage.advance()) {
       const int position = block * kKeys + lane * p.piece;
       const bool mine = lane < pieces && position < segment.length;
-      const int slot = mine ? __ldg(pages + position / p.page_size) * p.page_size + position % p.page_size : 0;
+      const int64_t page = mine ? __ldg(pages + position / p.page_size) : 0;
       const int known = min(pieces, ceil_div(segment.length - block * kKeys, p.piece));
       barrier_wait(&s.empty[stage.index], ~stage.parity & 1);
       if (lane == 0) barrier_expect(&s.full[stage.index], known * p.piece * kEntryBytes);
       __syncwarp();
       if (mine)
-        bulk_load(s.keys[stage.index] + lane * p.piece * kEntryBytes, p.keys + int64_t(slot) * kEntryBytes,
-                  p.piece * kEntryBytes, &s.full[stage.index]);
+        bulk_load(s.keys[stage.index] + lane * p.piece * kEntryBytes,
+                  p.keys + page * p.key_page + position % p.page_size * kEntryBytes, p.piece * kEntryBytes,
+                  &s.full[stage.index]);
     }
   }
 }

@@ -14,6 +14,7 @@ Collective: it runs equally often on all ranks, with no rows where there is noth
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from eprt.ep.placement.load import LoadRecorder
 from eprt.gpu.readback import HostSnapshot
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch
-from eprt.layers.layer_cache import LayerCache
+from eprt.layers.tail_moves import leave_bookmarks
 from eprt.models.model import Model
 
 # A draft is read two positions before its own, and a row's last token is never drafted: the model may not know its
@@ -40,7 +41,7 @@ class Drafter:
     """One rank's MTP layer at work.
 
     Args:
-        cache: of the MTP layer; the last page is for padding.
+        cache: of the MTP layer, as its attention keeps it; the last page is for padding.
         token_MK: int64, on the device, where the drafts are left (runner.py).
         recorder: counts the load of the MTP layer's experts too.
         acceptance: draws the drafts; None: drafts are the likeliest tokens.
@@ -49,7 +50,7 @@ class Drafter:
     def __init__(
         self,
         model: Model,
-        cache: LayerCache,
+        cache: Any,
         rows: BatchRows,
         token_MK: Tensor,
         recorder: LoadRecorder,
@@ -96,6 +97,8 @@ class Drafter:
                 self._recorder.begin_drafts(len(schedule.row_S))
                 batch = chain.make_batch(k, self.token_MK[packed.row_S, k - 1])
             token_S, hidden_TH, *logits = self._replay_or_compute(batch, hidden_TH)
+            if k == 0 and batch.by_rows:
+                leave_bookmarks(batch, [self.cache])
             if self._acceptance is not None:
                 token_S = self._acceptance.draw_drafts(logits[0], token_S, schedule.row_S, k, 1 + accepted_S)
             self.token_MK[packed.row_S, k] = token_S
@@ -163,7 +166,7 @@ class _Chain:
     latest_S: Tensor  # int64: the last position of each request whose token and next token are known
     room_S: Tensor  # int64: the first position without room
     table_SP: Tensor  # int32: pages
-    cache: LayerCache
+    cache: Any
     tail_SF: Tensor | None = None  # int32: pages besides these
 
     def make_batch(self, k: int, token_S: Tensor) -> ForwardBatch:
@@ -185,5 +188,6 @@ class _Chain:
             logits_idx=torch.arange(num, device=token_S.device),
             mode=self.step.mode,
             overlap=self.step.overlap,
+            by_rows=self.tail_SF is not None and (self.step.by_rows or token_S.is_cuda),
             tail_BF=None if self.tail_SF is None else torch.where(has_room_S.unsqueeze(1), self.tail_SF, padding_page),
         )

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eprt.config import IndexerConfig
+from eprt.config import ModelConfig
 from eprt.layers.batch import ForwardBatch
+from eprt.layers.compressor import OVERLAPPING_RATIO
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,16 @@ def record(compute: Callable[[], tuple[Tensor, ...]], pool: Any) -> Recorded:
 
 
 def padding_rows(
-    num_rows: int, num_pages: int, page_size: int, padding_page: int, device: torch.device, overlap: str = "none"
+    num_rows: int,
+    num_pages: int,
+    page_size: int,
+    padding_page: int,
+    device: torch.device,
+    overlap: str = "none",
+    num_tail: int = 0,
 ) -> ForwardBatch:
     """Decodes that belong to no request. num_pages: most pages of a request. padding_page: index of the page that they
-    use. overlap: of every step recorded (overlap_policy.py)."""
+    use. overlap: of every step recorded (overlap_policy.py). num_tail: pages that requests have besides."""
 
     def full(value: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=device)
@@ -64,6 +71,8 @@ def padding_rows(
         logits_idx=torch.arange(num_rows, device=device),
         mode="low_latency",
         overlap=overlap,
+        tail_BF=full(padding_page, num_rows, num_tail, dtype=torch.int32) if num_tail else None,
+        by_rows=num_tail > 0,
     )
 
 
@@ -130,7 +139,9 @@ class DecodeGraphs:
     def _fill(self, batch: ForwardBatch) -> None:
         num, static, padding = batch.num_tokens, self._static, self._padding
         outdated = slice(num, max(num, self._num_filled))  # rows of the step before
-        for name in ("token_id_T", "position_T", "kv_slot_T", "seq_len_B"):
+        for name in ("token_id_T", "position_T", "kv_slot_T", "seq_len_B", "tail_BF"):
+            if getattr(static, name) is None:
+                continue
             tensor = getattr(static, name)
             tensor[:num] = getattr(batch, name)
             if num < self._num_filled:
@@ -186,9 +197,13 @@ class GraphsByContext:
         return next(graphs for graphs in self._graphs if graphs.fits(batch)).run(batch, hidden_TH)
 
 
-def context_pages(num_pages: int, page_size: int, indexer: IndexerConfig | None) -> list[int]:
+def context_pages(num_pages: int, page_size: int, config: ModelConfig) -> list[int]:
     """Most pages of a request, for each set of graphs: contexts that an indexer leaves alone have their own."""
-    short = 0 if indexer is None else indexer.top_k // page_size
+    short = 0
+    if config.indexer is not None:
+        short = config.indexer.top_k // page_size
+    elif config.v4 is not None and OVERLAPPING_RATIO in config.v4.compress_ratios:
+        short = config.v4.index_topk * OVERLAPPING_RATIO // page_size
     return [short, num_pages] if 0 < short < num_pages else [num_pages]
 
 

@@ -17,8 +17,8 @@ from eprt.engine.outputs import PromptLogprob
 from eprt.engine.sampler import top_logprobs
 from eprt.engine.schedule import Chunk, Drafts, Guest, Schedule
 from eprt.gpu.upload import upload
-from eprt.layers.batch import FarRequests, ForwardBatch, Split, TailMove
-from eprt.layers.layer_cache import LayerCache
+from eprt.layers.batch import FarRequests, ForwardBatch, HostRows, Split, TailMove
+from eprt.layers.tail_moves import leave_bookmarks
 from eprt.models.model import Model
 
 # Rows of prompt log-probabilities computed at once: bounds the memory beside the logits themselves.
@@ -37,7 +37,7 @@ class Runner:
     """Runs one rank's steps.
 
     Args:
-        cache_L: of each layer; the last page is for padding.
+        cache_L: of each layer, as its attention keeps it; the last page is for padding.
         keep_tokens: sampled tokens stay on the device, in last_token_M, where the next step takes them from: it can be
             packed before the host knows them. Every row that decodes has its latest token there.
         meet: waits for the ranks that compute one prompt together (ForwardBatch.meet).
@@ -46,7 +46,7 @@ class Runner:
     def __init__(
         self,
         model: Model,
-        cache_L: Sequence[LayerCache],
+        cache_L: Sequence[Any],
         rows: BatchRows,
         chunk_size: int,
         keep_tokens: bool = False,
@@ -68,12 +68,21 @@ class Runner:
         self.logits_idx_T = np.arange(chunk_size, dtype=np.int64)
         self.query_start_B1 = np.arange(chunk_size + 1, dtype=np.int32)
 
+    @property
+    def decodes_by_rows(self) -> bool:
+        """Whether steps of decodes alone are worked out on the device (ForwardBatch.by_rows)."""
+        return self.device.type == "cuda" or self.graphs is not None
+
     def forward(self, batch: ForwardBatch, wants_hidden: bool) -> tuple[Tensor, ...]:
         """logits fp32: first one row per schedule.row_X, then the rows that prompt_logprobs() takes; and, if wanted,
         what drafting goes on from: the final hidden states [T, H]."""
         if self.graphs is not None and self.graphs.fits(batch):
-            return self.graphs.run(batch)
-        return self.compute(batch) if wants_hidden else (self.model.forward(batch, self.cache_L),)
+            results = self.graphs.run(batch)
+        else:
+            results = self.compute(batch) if wants_hidden else (self.model.forward(batch, self.cache_L),)
+        if batch.by_rows:
+            leave_bookmarks(batch, self.cache_L)
+        return results
 
     def compute(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """One pass of the model, launched anew: logits and hidden states."""
@@ -128,8 +137,10 @@ class Runner:
             "logits_idx": self._logits_idx(schedule),
         }
         has_tails = self.rows.tail_MF.shape[1] > 0
+        by_rows, host = has_tails and self.decodes_by_rows and not schedule.chunks, None
         if has_tails:
-            arrays["tail_BF"] = self.rows.tail_MF.take(row_B, axis=0)
+            arrays["tail_BF"] = tail_BF = self.rows.tail_MF.take(row_B, axis=0)
+            host = None if by_rows else HostRows(query_start_B1.copy(), seq_len_B, tail_BF)
         uploaded = upload([*arrays.values(), schedule.row_S, *self._find_drafts(schedule)], self.device)
         *tensors, row_S, at_D, row_D, k_D = uploaded
         fields: dict[str, Any] = dict(zip(arrays, tensors))
@@ -146,6 +157,8 @@ class Runner:
             far=far,
             takeovers=_takeovers(schedule) if has_tails else (),
             bookmarks=_bookmarks(schedule) if has_tails else (),
+            host=host,
+            by_rows=by_rows,
         )
         if self.last_token_M is not None:
             num = len(schedule.decodes)

@@ -15,9 +15,9 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from eprt.ep.group.fd_desk import FdDesk
 from eprt.ep.group.group import EPGroup
 from eprt.ep.group.window import PAGE
+from eprt.fd_desk import FdDesk
 from eprt.gpu.adjacent_memory import AdjacentGpuMemory
 from eprt.gpu.driver import CudaError
 from eprt.gpu.shared_allocation import granularity

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from eprt.config import EngineConfig
@@ -13,9 +14,12 @@ from eprt.engine.drafter import Drafter
 from eprt.engine.graphs import DecodeGraphs, GraphsByContext, context_pages, graph_sizes, padding_rows
 from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.runner import Runner
-from eprt.layers.batch import ForwardBatch, Split
+from eprt.gpu.upload import upload
+from eprt.layers.batch import ForwardBatch, HostRows, Split
 
 _log = logging.getLogger(__name__)
+
+_LONG_CHUNK = 256  # tokens at the end of the longest context: enough for every kernel, few enough not to take long
 
 
 def prepare_gpu(
@@ -28,7 +32,7 @@ def prepare_gpu(
 ) -> tuple[list[int], int, int]:
     """Collective. Returns what log_graphs() tells. replays: whether steps may be recorded."""
     longest = min(config.chunk_size, max_model_len)
-    warm_up(runner, drafter, longest, lambda num_tokens: overlap.for_step([num_tokens], "normal"))
+    warm_up(runner, drafter, longest, lambda num_tokens: overlap.for_step([num_tokens], "normal"), max_model_len)
     most_decodes = config.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
     most_rows = min(config.low_latency_max_tokens, most_decodes)
     num_pages = -(-max_model_len // runner.page_size)
@@ -43,17 +47,19 @@ def warm_up(
     drafter: Drafter | None,
     chunk_size: int,
     overlap_of: Callable[[int], str] = lambda num_tokens: "none",
+    max_model_len: int = 0,
 ) -> None:
     """Collective. Computes prompts of many lengths up to chunk_size, all in the padding page.
 
     Their tokens differ, so that experts of all ranks get some, about as many as in service. The longest is computed
     again with the same token everywhere: all choose the same few experts, whose ranks then need the most memory.
-    overlap_of: the overlap of a step of so many tokens, which is tried too.
+    overlap_of: the overlap of a step of so many tokens, which is tried too. max_model_len: where requests have tails,
+    chunks at the end of such a context are tried too: there an indexer chooses what they read.
     """
     lengths = sorted({1, *(1 << i for i in range(4, chunk_size.bit_length()) if 1 << i < chunk_size), chunk_size})
     with _ranks_that_compile(runner):
         for length, num_tokens in (*((length, runner.model.config.vocab_size) for length in lengths), (chunk_size, 1)):
-            batch = _prompt(length, num_tokens, runner.page_size, runner.padding_page, runner.device)
+            batch = _prompt(runner, length, num_tokens)
             batches = [batch]
             if overlap_of(length) == "tbo":
                 batches.append(replace(batch, overlap="tbo", split=Split.in_middle([0, length])))
@@ -62,6 +68,8 @@ def warm_up(
                     runner.model.forward(batch, runner.cache_L)
                 else:
                     drafter.compute(batch, runner.compute(batch)[1])
+        for length in _at_the_end(runner, chunk_size, max_model_len):
+            runner.compute(_prompt(runner, length, runner.model.config.vocab_size, max_model_len - length))
 
 
 @torch.inference_mode()
@@ -81,7 +89,8 @@ def record_decodes(
         sizes = []
 
     def padding(num_rows: int, num_pages: int = num_pages) -> ForwardBatch:
-        return padding_rows(num_rows, num_pages, runner.page_size, runner.padding_page, runner.device, overlap)
+        where = num_pages, runner.page_size, runner.padding_page, runner.device
+        return padding_rows(num_rows, *where, overlap, runner.rows.tail_MF.shape[1])
 
     if not sizes:
         with _ranks_that_compile(runner):
@@ -91,12 +100,12 @@ def record_decodes(
                     drafter.compute(padding(num_rows), hidden_TH)
         return []
     config, pool, graphs, of_drafts = runner.model.config, None, [], []
-    for most_pages in context_pages(num_pages, runner.page_size, config.indexer):
+    for most_pages in context_pages(num_pages, runner.page_size, config):
         largest = padding(sizes[-1], most_pages)
         graphs.append(DecodeGraphs(runner.compute, sizes, largest, pool=pool))
         pool = graphs[0].pool
         if drafter is not None:
-            hidden_TH = torch.zeros(sizes[-1], config.hidden_size, dtype=config.dtype, device=runner.device)
+            hidden_TH = torch.zeros(sizes[-1], *runner.model.hidden_shape, dtype=config.dtype, device=runner.device)
             most_requests = len(runner.rows.length_M)
             of_drafts.append(DecodeGraphs(drafter.compute, sizes, largest, hidden_TH, most_requests, pool))
     with _ranks_that_compile(runner):
@@ -134,17 +143,35 @@ def log_graphs(sizes: Sequence[int], most_decodes: int, most_rows: int) -> None:
         )
 
 
-def _prompt(length: int, num_tokens: int, page_size: int, page: int, device: torch.device) -> ForwardBatch:
-    """One request whose tokens repeat 0..num_tokens - 1; each of them sees and overwrites the same page."""
-    position = torch.arange(length, device=device)
+def _at_the_end(runner: Runner, chunk_size: int, max_model_len: int) -> tuple[int, ...]:
+    """Lengths of chunks there."""
+    if not runner.rows.tail_MF.shape[1] or max_model_len <= chunk_size:
+        return ()
+    return 1, min(16, chunk_size), min(_LONG_CHUNK, chunk_size)
+
+
+def _prompt(runner: Runner, length: int, num_tokens: int, start: int = 0) -> ForwardBatch:
+    """One request's tokens from position start on, which repeat 0..num_tokens - 1; each of them sees and overwrites the
+    same page."""
+    device, page, page_size = runner.device, runner.padding_page, runner.page_size
+    end, position = start + length, torch.arange(start, start + length, device=device)
+    host = HostRows(
+        query_start_B1=np.array([0, length], dtype=np.int32),
+        seq_len_B=np.array([end], dtype=np.int32),
+        tail_BF=np.full((1, runner.rows.tail_MF.shape[1]), page, dtype=np.int32),
+    )
+    query_start_B1, seq_len_B, tail_BF = upload([host.query_start_B1, host.seq_len_B, host.tail_BF], device)
+    has_tail = tail_BF.shape[1] > 0
     return ForwardBatch(
         token_id_T=position % num_tokens,
         position_T=position,
         kv_slot_T=page * page_size + position % page_size,
-        page_table_BP=torch.full((1, -(-length // page_size)), page, dtype=torch.int32, device=device),
-        seq_len_B=torch.tensor([length], dtype=torch.int32, device=device),
-        query_start_B1=torch.tensor([0, length], dtype=torch.int32, device=device),
+        page_table_BP=torch.full((1, -(-end // page_size)), page, dtype=torch.int32, device=device),
+        seq_len_B=seq_len_B,
+        query_start_B1=query_start_B1,
         num_decode=0,
         logits_idx=torch.zeros(1, dtype=torch.int64, device=device),
         mode="normal",
+        tail_BF=tail_BF if has_tail else None,
+        host=host if has_tail else None,
     )

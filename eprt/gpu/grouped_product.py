@@ -6,6 +6,7 @@ Knows how to build and launch that kernel; which products it is for is known to 
 import ctypes
 import functools
 import logging
+import math
 
 import torch
 from torch import Tensor
@@ -33,7 +34,8 @@ class GroupedProductParams(ctypes.Structure):
         ("num_experts", ctypes.c_int32),
         ("n", ctypes.c_int32),
         ("steps", ctypes.c_int32),
-        ("_", ctypes.c_uint8 * 28),  # pads the struct to a multiple of a tensor map's alignment
+        ("limit", ctypes.c_float),
+        ("_", ctypes.c_uint8 * 24),  # pads the struct to a multiple of a tensor map's alignment
     )
 
 
@@ -73,8 +75,10 @@ def grouped_product(
     y_RN: Tensor,
     gated: bool,
     num_sms: int,
+    limit: float | None = None,
 ) -> None:
-    """Stores x W_e^T, or silu(gate) * up if gated, in y_RN. All tensors are contiguous, x_RK, w and y_RN bfloat16.
+    """Stores x W_e^T, or silu(gate) * up if gated, both cut to the limit, in y_RN. All tensors are contiguous, x_RK, w
+    and y_RN bfloat16.
 
     w: [E, N, K], or [E, 2N, K] if gated. K is a multiple of 8, N of 4.
     num_sms: SMs to compute on.
@@ -86,6 +90,7 @@ def grouped_product(
     p.x = byte_matrix(x_RK.data_ptr(), rows, 2 * k, _BOX)
     p.count, p.matrix = recv_count_E.data_ptr(), None if matrix_E is None else matrix_E.data_ptr()
     p.y, p.num_experts, p.n, p.steps = y_RN.data_ptr(), num_experts, n, -(-k // _STEP)
+    p.limit = math.inf if limit is None else limit
     pairs = -(-n // (_HALF if gated else 2 * _HALF)) // 2 + 1
     clusters = min(max(1, num_sms // 2), (-(-rows // _MOST_ROWS) + num_experts) * pairs)
     launch(2 * clusters, torch.cuda.current_stream().cuda_stream)

@@ -34,13 +34,14 @@ class IndexScoresParams(ctypes.Structure):
         ("length", ctypes.c_void_p),
         ("score", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
+        ("key_page", ctypes.c_int64),
         ("rows", ctypes.c_int32),
         ("table_width", ctypes.c_int32),
         ("page_size", ctypes.c_int32),
         ("piece", ctypes.c_int32),
         ("blocks", ctypes.c_int32),
         ("splits", ctypes.c_int32),
-        ("_", ctypes.c_uint8 * 48),  # pads the struct to a multiple of a tensor map's alignment
+        ("_", ctypes.c_uint8 * 40),  # pads the struct to a multiple of a tensor map's alignment
     )
 
 
@@ -56,6 +57,12 @@ def shared_bytes(queries: int) -> int:
 def queries_of(rows: int, requests: int) -> int:
     """Few where few rows have the same keys."""
     return QUERIES[rows > 4 * requests]
+
+
+def reads(key_pages: Tensor) -> bool:
+    """Pages may lie apart, by multiples of 16 bytes; the keys of each lie side by side."""
+    aligned = key_pages.stride(0) % 16 == 0 and key_pages.data_ptr() % 16 == 0
+    return aligned and key_pages.stride()[1:] == (KEY_BYTES, 1)
 
 
 def load(device: int) -> None:
@@ -76,7 +83,7 @@ def index_scores(
     """Fills the first length_X scores of each row of score_XS.
 
     query_XND: uint8 [X, HEADS, SIZE], e4m3, contiguous. weight_XN: fp32, contiguous, times the queries' scales.
-    key_pages: uint8 [pages, page_size, KEY_BYTES], contiguous; page_size a multiple of PAGE_MULTIPLE.
+    key_pages: uint8 [pages, page_size, KEY_BYTES], as reads() says; page_size a multiple of PAGE_MULTIPLE.
     page_table_BP, request_X, length_X: int32, contiguous in their last dimension; equal requests lie together.
     """
     rows, page_size, most_seen = len(query_XND), key_pages.shape[1], score_XS.shape[1]
@@ -89,6 +96,7 @@ def index_scores(
     p = launch.params
     p.query = byte_matrix(query_XND.data_ptr(), rows * HEADS, SIZE, HEADS)
     p.weight, p.keys, p.score = weight_XN.data_ptr(), key_pages.data_ptr(), score_XS.data_ptr()
+    p.key_page = key_pages.stride(0)
     p.page_table, p.table_width = page_table_BP.data_ptr(), page_table_BP.stride(0)
     p.request, p.length, p.stride, p.rows = request_X.data_ptr(), length_X.data_ptr(), score_XS.stride(0), rows
     p.page_size, p.piece, p.blocks, p.splits = page_size, piece, blocks, splits

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 
@@ -56,6 +57,26 @@ class Extension:
 
 
 @dataclass(frozen=True)
+class HostRows:
+    """What the host knows of a batch, so that no GPU is asked: the fields of ForwardBatch of these names, as arrays."""
+
+    query_start_B1: np.ndarray
+    seq_len_B: np.ndarray
+    tail_BF: np.ndarray
+
+    def halves(self, cut: Split) -> tuple["HostRows", "HostRows"]:
+        """As ForwardBatch.halves() has them."""
+        first, second, start_B1 = slice(cut.first_end), slice(cut.second_begin, None), self.query_start_B1
+        behind_B = (start_B1[1 : cut.first_end + 1] - cut.token).clip(min=0)
+        first_start_B1 = start_B1[: cut.first_end + 1].clip(max=cut.token)
+        second_start_B1 = (start_B1[cut.second_begin :] - cut.token).clip(min=0)
+        return (
+            HostRows(first_start_B1, self.seq_len_B[first] - behind_B, self.tail_BF[first]),
+            HostRows(second_start_B1, self.seq_len_B[second], self.tail_BF[second]),
+        )
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """T tokens of B requests, packed request after request. The first num_decode requests have one token each.
 
@@ -90,6 +111,10 @@ class ForwardBatch:
     tail_BF: Tensor | None = None
     bookmarks: tuple[TailMove, ...] = ()  # that the step writes, by request and position
     takeovers: tuple[TailMove, ...] = ()  # that requests begin with
+    host: HostRows | None = None  # None where nothing asks for it, or the tensors are the host's
+    # Decodes alone, whose places in a hybrid cache are worked out on the device (decode_plan.py): so they can be
+    # recorded, and the host need not know them. Bookmarks are then left behind the pass (tail_moves.py).
+    by_rows: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -108,6 +133,13 @@ class ForwardBatch:
         ]
         return [each for each in both if each.requests.start < each.requests.stop]
 
+    def on_host(self) -> HostRows:
+        """Of models whose requests have tails."""
+        if self.host is not None:
+            return self.host
+        assert self.tail_BF is not None and not self.tail_BF.is_cuda, "whoever makes the batch gives its host rows"
+        return HostRows(self.query_start_B1.numpy(), self.seq_len_B.numpy(), self.tail_BF.numpy())
+
     def halves(self) -> tuple["ForwardBatch", "ForwardBatch"]:
         """Two batches, to be computed in this order; either may be empty. Their logits_idx is that of the whole."""
         if self.split is None and self.num_decode < self.num_tokens:
@@ -116,15 +148,14 @@ class ForwardBatch:
         cut = self.split or Split(middle, middle, middle)
         requests = slice(cut.first_end)
         behind_B = (self.query_start_B1[1 : cut.first_end + 1] - cut.token).clamp(min=0)
-        first_seq_len_B = self.seq_len_B[requests] - behind_B
         first = replace(
             self._rows(slice(cut.token)),
             page_table_BP=self.page_table_BP[requests],
-            seq_len_B=first_seq_len_B,
+            seq_len_B=self.seq_len_B[requests] - behind_B,
             query_start_B1=self.query_start_B1[: cut.first_end + 1].clamp(max=cut.token),
             num_decode=min(self.num_decode, cut.token),
             split=None,
-            **self._first_moves(cut, first_seq_len_B, requests),
+            **self._first_moves(cut, requests),
         )
         requests = slice(cut.second_begin, None)
         second = replace(
@@ -139,19 +170,24 @@ class ForwardBatch:
         )
         return first, second
 
-    def _first_moves(self, cut: Split, seq_len_B: Tensor, requests: slice) -> dict[str, Any]:
+    def _first_moves(self, cut: Split, requests: slice) -> dict[str, Any]:
         if self.tail_BF is None:
             return {}
-        bookmarks = (move for move in self.bookmarks if move.request < cut.first_end)
+        if self.by_rows:
+            return {"tail_BF": self.tail_BF[requests], "bookmarks": ()}
+        host, bookmarks = self.on_host().halves(cut)[0], (m for m in self.bookmarks if m.request < cut.first_end)
         return {
             "tail_BF": self.tail_BF[requests],
-            "bookmarks": tuple(move for move in bookmarks if move.end <= seq_len_B[move.request]),
+            "bookmarks": tuple(move for move in bookmarks if move.end <= host.seq_len_B[move.request]),
             "takeovers": tuple(move for move in self.takeovers if move.request < cut.first_end),
+            "host": host,
         }
 
     def _second_moves(self, cut: Split, first: "ForwardBatch", requests: slice) -> dict[str, Any]:
         if self.tail_BF is None:
             return {}
+        if self.by_rows:
+            return {"tail_BF": self.tail_BF[requests], "bookmarks": ()}
         moves = {
             name: tuple(replace(move, request=move.request - cut.second_begin) for move in whole if move not in done)
             for name, whole, done in (
@@ -159,7 +195,7 @@ class ForwardBatch:
                 ("takeovers", self.takeovers, first.takeovers),
             )
         }
-        return {"tail_BF": self.tail_BF[requests], **moves}
+        return {"tail_BF": self.tail_BF[requests], "host": self.on_host().halves(cut)[1], **moves}
 
     def _rows(self, rows: slice) -> "ForwardBatch":
         return replace(

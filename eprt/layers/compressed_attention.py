@@ -15,19 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eprt import ops
 from eprt.config import ModelConfig
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.compressor import Compressor
+from eprt.layers.decode_plan import DecodePlan
 from eprt.layers.entry_indexer import EntryIndexer, IndexQueries
 from eprt.layers.hybrid_cache import LayerPages
-from eprt.layers.hybrid_plan import HybridPlan, SpanGroup
+from eprt.layers.hybrid_insert import EntryMaker, TokenRows, insert
+from eprt.layers.hybrid_plan import HybridPlan
 from eprt.layers.linear import JoinedLinear, Linear
 from eprt.layers.norm import RMSNorm
+from eprt.ops import turn_rows, turned_attention
 from eprt.ops.elementwise import Rotation
-from eprt.ops.indexer import as_cached
-from eprt.ops.paged_rows import copy_rows
-from eprt.ops.shared_attention import SeenEntries, SeenTokens, shared_attention
-from eprt.ops.turned_rows import RowNorm, turn_rows
+from eprt.ops.shared_attention import SeenEntries
+from eprt.ops.turned_rows import RowNorm
+from eprt.ops.weight import Weight
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class CompressedAttentionWeights:
     q_b: Linear
     kv_norm: RMSNorm
     sink_N: Tensor  # fp32
-    o_a: list[Linear]  # of each group of heads
+    o_a: Weight  # [groups of heads, o_lora, values of a group]
     o_b: Linear
     compressor: Compressor | None = None  # of ratio 4 and 128
     indexer: EntryIndexer | None = None  # of ratio 4
@@ -55,6 +58,7 @@ class CompressedAttention:
         self.scale = self.head_dim**-0.5
         self.query_norm = RowNorm(config.rms_norm_eps)
         self.key_norm = RowNorm(weights.kv_norm.eps, weights.kv_norm.weight_H)
+        self._makers = _makers(weights)
 
     def __call__(
         self, x_TH: Tensor, norm: RMSNorm, batch: ForwardBatch, pages: LayerPages, plans: dict[str, Any]
@@ -64,22 +68,17 @@ class CompressedAttention:
         q_TA, kv_TD = w.qkv_a(h_TH)
         q_TA = w.q_norm(q_TA)
         rotation = Rotation(self.cos_sin_PR, batch.position_T, True)
-        keys_TD = turn_rows(kv_TD.unsqueeze(1), rotation, self.key_norm).squeeze(1)
-        rows = {"window": pages.formats["window"].encode(keys_TD)}
         states, index = self._project(h_TH, q_TA, rotation, pages)
-        rows |= states
+        if "hybrid" not in plans:
+            plans["hybrid"] = (DecodePlan if batch.by_rows else HybridPlan)(batch, self.window)
+        plan: HybridPlan | DecodePlan = plans["hybrid"]
+        tokens = insert(plan, TokenRows(kv_TD, self.key_norm, rotation, states), pages, self._makers)
         q_TND = w.q_b(q_TA).unflatten(1, (self.config.num_attention_heads, self.head_dim))
         q_TND = turn_rows(q_TND, rotation, self.query_norm)
-        if "hybrid" not in plans:
-            plans["hybrid"] = HybridPlan(batch, self.window)
-        plan: HybridPlan = plans["hybrid"]
-        local_XD = self._insert(plan, rows, pages)
-        if local_XD.dtype != torch.uint8:
-            local_XD = local_XD.to(q_TND.dtype)
-        tokens = SeenTokens(local_XD, plan.local_begin_T, plan.local_end_T)
         entries = self._seen_entries(plan, index, pages)
-        out_TND = shared_attention(q_TND, tokens, entries, w.sink_N, self.scale, self.config.qk_rope_head_dim)
-        return self._project_out(turn_rows(out_TND, rotation, backwards=True, dtype=x_TH.dtype))
+        return self._project_out(
+            turned_attention(q_TND, tokens, entries, w.sink_N, self.scale, rotation, dtype=x_TH.dtype)
+        )
 
     def _project(
         self, h_TH: Tensor, q_TA: Tensor, rotation: Rotation, pages: LayerPages
@@ -88,7 +87,7 @@ class CompressedAttention:
         w = self.weights
         if w.pooled is None or w.compressor is None:
             return {}, None
-        product_TC, *of_index = w.pooled(h_TH.float())
+        product_TC, *of_index = w.pooled.in_fp32(h_TH)
         states = {"state": w.compressor.states(product_TC, rotation.position_T)}
         if w.indexer is None:
             return states, None
@@ -96,31 +95,14 @@ class CompressedAttention:
         return states, w.indexer.project(q_TA, of_index[1], rotation, pages.context["keys"])
 
     def _project_out(self, out_TND: Tensor) -> Tensor:
-        groups = out_TND.flatten(1).chunk(len(self.weights.o_a), dim=1)
-        return self.weights.o_b(torch.cat([linear(group) for linear, group in zip(self.weights.o_a, groups)], dim=1))
+        return self.weights.o_b(ops.group_linear(out_TND.flatten(1), self.weights.o_a))
 
-    def _insert(self, plan: HybridPlan, rows: dict[str, Tensor], pages: LayerPages) -> Tensor:
-        """Stores what the batch's tokens leave behind. Returns them and the windows before them, as they are stored."""
-        w, stored_TD = self.weights, rows["window"]
-        local_XD = stored_TD.new_empty(plan.num_local, stored_TD.shape[1])
-        copy_rows(local_XD, plan.local_T, stored_TD, None)
-        for group in plan.groups:
-            for span in group.spans:
-                if span.takeover is not None:
-                    pages.take_over(span.tail_F, span.takeover, span.start)
-            window = pages.tail["window"]
-            window.gather(group.before.slots(plan.tail_BF, window), local_XD, group.before.at_Y)
-            if w.compressor is not None:
-                _close_entries(w.compressor, plan, group, "state", "entries", rows, pages)
-            if w.indexer is not None:
-                _close_entries(w.indexer.compressor, plan, group, "index_state", "keys", rows, pages)
-            _store(plan, group, rows, pages)
-        return local_XD
-
-    def _seen_entries(self, plan: HybridPlan, index: IndexQueries | None, pages: LayerPages) -> SeenEntries:
+    def _seen_entries(
+        self, plan: HybridPlan | DecodePlan, index: IndexQueries | None, pages: LayerPages
+    ) -> SeenEntries:
         if not pages.ratio:
-            entry, none_T = pages.formats["entries"], torch.zeros_like(plan.request_T)
-            no_pages = torch.empty(0, 1, entry.width, dtype=entry.dtype)
+            entry, none_T = pages.entry, torch.zeros_like(plan.request_T)
+            no_pages = torch.empty(0, 1, entry.width, dtype=entry.dtype, device=none_T.device)
             return SeenEntries(no_pages, plan.table_BP, plan.request_T, none_T)
         num_T, entries = entries_seen(plan.position_T, pages.ratio).int(), pages.context["entries"]
         indexer = self.weights.indexer
@@ -130,42 +112,13 @@ class CompressedAttention:
         return SeenEntries(entries, plan.table_BP, plan.request_T, num_T.clamp(max=indexer.top_k), slot_TK)
 
 
-def _close_entries(
-    compressor: Compressor,
-    plan: HybridPlan,
-    group: SpanGroup,
-    state: str,
-    name: str,
-    rows: dict[str, Tensor],
-    pages: LayerPages,
-) -> None:
-    closed = group.closed(compressor.ratio)
-    if closed is None:
-        return
-    ring, num_kept = pages.tail[state], len(closed.kept)
-    states_S2C = torch.empty(num_kept + len(rows[state]), *rows[state].shape[1:])
-    ring.gather(closed.kept.slots(plan.tail_BF, ring), states_S2C)
-    states_S2C[num_kept:] = rows[state]
-    entries_XD = compressor.pool(states_S2C, closed.index_XR, closed.entry_X)
-    if name == "keys":
-        entries_XD = as_cached(entries_XD.unsqueeze(1), pages.context[name].dtype).squeeze(1)
-    pages.insert(name, closed.slots(plan.table_BP, pages.context[name].shape[1]), entries_XD)
-
-
-def _store(plan: HybridPlan, group: SpanGroup, rows: dict[str, Tensor], pages: LayerPages) -> None:
-    """Into the tails; and the bookmarks, each of them when its position is passed."""
-    for name, values in rows.items():
-        ring = pages.tail[name]
-        kept = group.writes(ring.size)
-        ring.scatter(kept.slots(plan.tail_BF, ring), values, kept.at_Y)
-    for span in group.spans:
-        done = span.start
-        for end, bookmark in (*span.bookmarks, (span.end, None)) if span.bookmarks else ():
-            for name, values in rows.items():
-                pages.tail[name].write(span.tail_F, end, values[span.row_of(done) : span.row_of(end)])
-            if bookmark is not None:
-                pages.leave_bookmark(span.tail_F, bookmark, end)
-            done = end
+def _makers(weights: CompressedAttentionWeights) -> tuple[EntryMaker, ...]:
+    makers = []
+    if weights.compressor is not None:
+        makers.append(EntryMaker(weights.compressor, "state", "entries"))
+    if weights.indexer is not None:
+        makers.append(EntryMaker(weights.indexer.compressor, "index_state", "keys"))
+    return tuple(makers)
 
 
 def entries_seen(position: Tensor, ratio: int) -> Tensor:

@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from eprt.layers.norm import RMSNorm
+from eprt.ops import pool_entries
 from eprt.ops.elementwise import Rotation
-from eprt.ops.shared_attention import pool_entries
-from eprt.ops.turned_rows import RowNorm, turn_rows
+from eprt.ops.turned_rows import RowNorm
 
 OVERLAPPING_RATIO = 4
 
@@ -42,13 +42,19 @@ class Compressor:
         states_T2C[:, 1] += self.weights.place_RC[position_T % self.ratio]
         return states_T2C
 
-    def pool(self, states_S2C: Tensor, index_XR: Tensor, entry_X: Tensor) -> Tensor:
-        """fp32 [X, D]: some entries, from the projections of their tokens. index: which states these are, in the order
-        of tokens_of()."""
-        first_slots = index_XR.shape[1] - self.ratio
-        pooled_XD = pool_entries(states_S2C, index_XR, self.entry_size, first_slots)
-        norm, rotation = self.weights.norm, Rotation(self.cos_sin_PR, entry_X * self.ratio, True)
-        return turn_rows(pooled_XD.unsqueeze(1), rotation, RowNorm(norm.eps, norm.weight_H)).squeeze(1)
+    def pool(self, states_S2C: Tensor, index_XR: Tensor) -> Tensor:
+        """fp32 [X, D]: some entries, before norm and rotation, from what their tokens left; as of pool_entries. index:
+        in the order of tokens_of()."""
+        return pool_entries(states_S2C, index_XR, self.entry_size, index_XR.shape[1] - self.ratio)
+
+    @property
+    def norm(self) -> RowNorm:
+        """Of pooled entries."""
+        return RowNorm(self.weights.norm.eps, self.weights.norm.weight_H)
+
+    def rotation(self, entry_X: Tensor) -> Rotation:
+        """Of their windows' first positions."""
+        return Rotation(self.cos_sin_PR, entry_X * self.ratio, True)
 
 
 def first_needed(ratio: int, start: int) -> int:
@@ -60,5 +66,9 @@ def first_needed(ratio: int, start: int) -> int:
 def tokens_of(ratio: int, entry_X: Any) -> Any:
     """[X, R]: positions of the tokens of which entries are made; negative ones, before the first token, count for
     nothing."""
-    before = ratio if ratio == OVERLAPPING_RATIO else 0
-    return entry_X[:, None] * ratio + np.arange(-before, ratio)
+    return entry_X[:, None] * ratio + np.arange(-tokens_before(ratio), ratio)
+
+
+def tokens_before(ratio: int) -> int:
+    """How many tokens of the previous window an entry is made of, too."""
+    return ratio if ratio == OVERLAPPING_RATIO else 0

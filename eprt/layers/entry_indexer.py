@@ -14,9 +14,8 @@ from torch import Tensor
 from eprt.config import ModelConfig
 from eprt.layers.compressor import Compressor
 from eprt.layers.linear import Linear
-from eprt.layers.rope import rotate_last
+from eprt.ops import index_topk, turned_queries
 from eprt.ops.elementwise import Rotation
-from eprt.ops.indexer import as_cached, index_topk
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class EntryIndexer:
 
     def project(self, q_TA: Tensor, weight_TJ: Tensor, rotation: Rotation, key_pages: Tensor) -> IndexQueries:
         """weight_TJ: fp32, weights_proj's product with the hidden states. key_pages: whose keys they are to meet."""
-        query_TJI = rotate_last(self.queries(q_TA).unflatten(1, (self.num_heads, self.key_size)), rotation)
+        query_TJI = self.queries(q_TA).unflatten(1, (self.num_heads, self.key_size))
         scale = self.key_size**-0.5 * self.num_heads**-0.5
-        return IndexQueries(as_cached(query_TJI, key_pages.dtype), weight_TJ * scale)
+        return IndexQueries(turned_queries(query_TJI, rotation, key_pages.dtype), weight_TJ * scale)
 
     def choose(
         self, queries: IndexQueries, key_pages: Tensor, table_BP: Tensor, request_T: Tensor, num_T: Tensor

@@ -12,7 +12,7 @@ from eprt.gpu.readback import overwrite
 from eprt.layers.linear import Matrix, padded_intermediate_size, swiglu_weights
 from eprt.ops.known_rows import KnownRows
 from eprt.ops.signal import TileSignal
-from eprt.ops.weight import BLOCK, FP4_BLOCK, Weight
+from eprt.ops.weight import BLOCK, FP4_BLOCK, Weight, require_gpu_scales
 
 
 class ExpertPool:
@@ -62,8 +62,12 @@ class ExpertPool:
 
     @torch.no_grad()
     def fill_buffer(self, buffer: int, gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix) -> None:
-        """Copies one expert into the buffer, converting it to the pool's format."""
+        """Copies one expert into the buffer, converting it to the pool's format. ValueError where this device cannot
+        compute with its scales."""
         new_w13, new_w2 = swiglu_weights(gate_IH, up_IH, down_HI, self.weight_format, self.dtype)
+        if self.device.type == "cuda":
+            require_gpu_scales(new_w13)
+            require_gpu_scales(new_w2)
         for stack, new in ((self.w13, new_w13), (self.w2, new_w2)):
             stack.data[buffer].copy_(new.data)
             if stack.scale is not None and new.scale is not None:
@@ -131,9 +135,11 @@ class Experts:
         if signal is None:
             known = None if received.counts is None else KnownRows(received.counts, self.buffers)
             hints = expected_rows, num_sms, known
-            limit = {} if self.pool.swiglu_limit is None else {"limit": self.pool.swiglu_limit}
-            return ops.grouped_experts(x_RH, count_E, w13, w2, out_RH, buffer_E, scale_RG, *hints, **limit)
-        inner = ops.experts_up(x_RH, count_E, w13, buffer_E, scale_RG, out_RH.dtype, expected_rows, num_sms)
+            return ops.grouped_experts(
+                x_RH, count_E, w13, w2, out_RH, buffer_E, scale_RG, *hints, self.pool.swiglu_limit
+            )
+        hints = expected_rows, num_sms, self.pool.swiglu_limit
+        inner = ops.experts_up(x_RH, count_E, w13, buffer_E, scale_RG, out_RH.dtype, *hints)
         return ops.experts_down(inner, w2, out_RH, signal, num_sms)
 
 

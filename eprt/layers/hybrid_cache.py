@@ -18,17 +18,19 @@ Knows nothing of requests, of who owns pages, or of how entries are computed.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from eprt import ops
 from eprt.config import ModelConfig
+from eprt.gpu.upload import upload
 from eprt.layers.compressor import OVERLAPPING_RATIO
 from eprt.ops.entry_format import EntryFormat
 from eprt.ops.index_format import IndexFormat
-from eprt.ops.paged_rows import copy_rows
 
 PAGE_TOKENS = 256  # positions of a context page
 _ALIGNMENT = 64  # bytes
@@ -92,29 +94,60 @@ class Ring:
 
     def __init__(self, page: int, slots_PSD: Tensor):
         self.page, self.size, self.slots_PSD = page, slots_PSD.shape[1], slots_PSD
-        self._rows_PSX = slots_PSD.flatten(2)  # the same memory
+        self.rows_PSX = slots_PSD.flatten(2)  # the same memory, a slot's values side by side
 
     def gather(self, slot_Y: Tensor, values: Tensor, at_Y: Tensor | None = None) -> None:
-        """Copies slots (page * size + place) to values[at], or to the first of values: [.., slot], of any dtype."""
-        if values.dtype == self._rows_PSX.dtype:
-            return copy_rows(values.flatten(1), at_Y, self._rows_PSX, slot_Y)
-        read_YX = torch.empty(len(slot_Y), self._rows_PSX.shape[2], dtype=self._rows_PSX.dtype)
-        copy_rows(read_YX, None, self._rows_PSX, slot_Y)
+        """Copies slots (page * size + place) to values[at], or to the first of values: [.., slot], of any dtype.
+        Negative slots: not copied."""
+        if values.dtype == self.rows_PSX.dtype:
+            return ops.copy_rows(values.flatten(1), at_Y, self.rows_PSX, slot_Y)
+        read_YX = self.rows_PSX.new_empty(len(slot_Y), self.rows_PSX.shape[2])
+        ops.copy_rows(read_YX, None, self.rows_PSX, slot_Y)
         values.flatten(1)[slice(len(slot_Y)) if at_Y is None else at_Y] = read_YX.to(values.dtype)
 
-    def scatter(self, slot_Y: Tensor, values: Tensor, at_Y: Tensor) -> None:
-        """The reverse: from values[at]."""
-        copy_rows(self._rows_PSX, slot_Y, values.flatten(1).to(self._rows_PSX.dtype), at_Y)
+    def scatter(self, slot_Y: Tensor, values: Tensor, at_Y: Tensor | None) -> None:
+        """The reverse: from values[at], or from all values in order."""
+        ops.copy_rows(self.rows_PSX, slot_Y, values.flatten(1).to(self.rows_PSX.dtype), at_Y)
 
-    def read(self, pages_F: Tensor, first: int, end: int) -> Tensor:
-        """The slots of positions first..end-1 of the request with these pages."""
-        return self.slots_PSD[pages_F[self.page], torch.arange(first, end) % self.size]
+    def read(self, places: tuple[Tensor, Tensor]) -> Tensor:
+        """The slots of (page, place): tensors that go together."""
+        return self.slots_PSD[places]
 
-    def write(self, pages_F: Tensor, end: int, values_XD: Tensor) -> None:
-        """values: of the positions before end; of more than fit, the latest stay."""
-        values_XD = values_XD[-self.size :]
-        position_X = torch.arange(end - len(values_XD), end)
-        self.slots_PSD[pages_F[self.page], position_X % self.size] = values_XD.to(self.slots_PSD.dtype)
+    def write(self, places: tuple[Tensor, Tensor], values: Tensor) -> None:
+        """The first channels of these slots become the values, as many as they have."""
+        self.slots_PSD[..., : values.shape[-1]][places] = values.to(self.slots_PSD.dtype)
+
+
+@dataclass(frozen=True)
+class MovePlaces:
+    """N moves of what continues a context from a position on, between tails and bookmarks. int64."""
+
+    tail_NF: Tensor
+    bookmark_NG: Tensor
+    end_N: Tensor  # that position, a multiple of PAGE_TOKENS
+    _places: dict[tuple[bool, int, int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
+
+    @staticmethod
+    def upload(moves: Sequence[tuple[Sequence[int], Sequence[int], int]], device: torch.device) -> "MovePlaces":
+        """Of (pages of the tail, pages of the bookmark, end)."""
+        columns = zip(*moves, strict=True)
+        return MovePlaces(*upload([np.array(column, np.int64) for column in columns], device))
+
+    def tail(self, ring: Ring, count: int) -> tuple[Tensor, Tensor]:
+        """(page [N, 1], place [N, count]) of the last positions before the ends, in a ring of the tails."""
+        return self._at(self.tail_NF, ring, count)
+
+    def bookmark(self, ring: Ring) -> tuple[Tensor, Tensor]:
+        """Likewise of a bookmark's ring, which is full."""
+        return self._at(self.bookmark_NG, ring, ring.size)
+
+    def _at(self, pages: Tensor, ring: Ring, count: int) -> tuple[Tensor, Tensor]:
+        key = pages is self.tail_NF, ring.page, ring.size, count
+        if key not in self._places:
+            before = torch.arange(-count, 0, device=pages.device)
+            place_NS = (self.end_N.unsqueeze(1) + before) % ring.size
+            self._places[key] = pages[:, ring.page, None], place_NS
+        return self._places[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +159,8 @@ class LayerPages:
     tail: dict[str, Ring]  # "window", "state", "index_state"
     bookmark: dict[str, Ring]  # likewise
     context: dict[str, Tensor]  # "entries" [P, 256 / ratio, width], "keys" likewise
-    formats: dict[str, EntryFormat | IndexFormat]  # how "window", "entries" and "keys" are stored
+    entry: EntryFormat  # how "window" and "entries" are stored
+    index: IndexFormat  # how "keys" are
 
     @property
     def page_size(self) -> int:
@@ -140,24 +174,21 @@ class LayerPages:
 
     @property
     def is_cuda(self) -> bool:
-        return False
+        return self.tail["window"].slots_PSD.is_cuda
 
-    def leave_bookmark(self, tail_F: Tensor, bookmark_G: Tensor, end: int) -> None:
-        """Leaves what a request needs to go on behind position end - 1, a multiple of 256."""
+    def leave_bookmarks(self, moves: MovePlaces) -> None:
+        """What requests need to go on behind a multiple of PAGE_TOKENS, which they have passed by a few positions, as
+        far as rings go beyond windows."""
         for name, ring in self.bookmark.items():
-            values = self.tail[name].read(tail_F, end - ring.size, end)
-            ring.write(bookmark_G, end, values[..., : ring.slots_PSD.shape[-1]])
+            tail = self.tail[name]
+            values = tail.read(moves.tail(tail, ring.size))
+            ring.write(moves.bookmark(ring), values[..., : ring.slots_PSD.shape[-1]])
 
-    def take_over(self, tail_F: Tensor, bookmark_G: Tensor, end: int) -> None:
-        """The reverse, into the tail of another request."""
+    def take_over(self, moves: MovePlaces) -> None:
+        """The reverse, into the tails of other requests. The other channels are never read."""
         for name, ring in self.bookmark.items():
-            values = ring.read(bookmark_G, end - ring.size, end)
-            missing = self.tail[name].slots_PSD.shape[-1] - values.shape[-1]
-            self.tail[name].write(tail_F, end, torch.nn.functional.pad(values, (0, missing)))
-
-    def insert(self, name: str, slot_X: Tensor, values_XD: Tensor) -> None:
-        """Stores entries: page * entries of a page + place."""
-        copy_rows(self.context[name], slot_X, self.formats[name].encode(values_XD), None)
+            tail = self.tail[name]
+            tail.write(moves.tail(tail, ring.size), ring.read(moves.bookmark(ring)))
 
 
 @dataclass(frozen=True)
@@ -219,8 +250,7 @@ class HybridLayout:
                 for kind in (self.tail, self.bookmark)
             )
             context = {name: view for name, _, view in self.context.views(memory_PB, layer)}
-            formats = {"window": self.entry, "entries": self.entry, "keys": self.index}
-            made.append(LayerPages(len(memory_PB), ratio, tail, bookmark, context, formats))
+            made.append(LayerPages(len(memory_PB), ratio, tail, bookmark, context, self.entry, self.index))
         return made
 
     def _kind(self, pieces_of) -> list[list[PagePiece]]:

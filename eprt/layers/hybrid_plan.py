@@ -1,9 +1,11 @@
 """HybridPlan: where a batch's tokens go in the hybrid cache and what is read of it, worked out once for all layers.
 
-Requests are inserted in groups, in order: a group reads what its requests left in earlier steps, then writes. Only a
-request that begins with a bookmark which another request of the same batch leaves has to wait for a later group.
+It is made on the host, from what the host knows of the batch, and its numbers are copied to the device as layers ask
+for them: nothing waits for a GPU. Requests are inserted in groups, in order: a group reads what its requests left in
+earlier steps, then writes. Only a request that begins with a bookmark which another request of the same batch leaves
+has to wait for a later group.
 
-T tokens, B requests, F tail pages. Y positions that are read or written. Knows nothing of what is computed.
+T tokens, B requests, F tail pages. Y positions that are read or written. N moves. Knows nothing of what is computed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eprt.layers.batch import ForwardBatch, TailMove
+from eprt.gpu.upload import upload
+from eprt.layers.batch import ForwardBatch
 from eprt.layers.compressor import first_needed, tokens_of
-from eprt.layers.hybrid_cache import Ring
+from eprt.layers.hybrid_cache import MovePlaces, Ring
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,9 @@ class RequestSpan:
     rows: slice
     start: int  # position of the first row
     end: int  # behind the last
-    tail_F: Tensor  # int64
-    takeover: Tensor | None  # int64, pages of the bookmark that the request begins with
-    bookmarks: tuple[tuple[int, Tensor], ...]  # (end, pages) that it leaves
+    tail: tuple[int, ...]  # pages
+    takeover: tuple[int, ...] | None  # pages of the bookmark that the request begins with
+    bookmarks: tuple[tuple[int, tuple[int, ...]], ...]  # (end, pages) that it leaves
 
     def row_of(self, position: int) -> int:
         return self.rows.start + position - self.start
@@ -41,23 +46,23 @@ class Places:
     request_Y: Tensor
     position_Y: Tensor
     at_Y: Tensor
-    _slots: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False)
+    _slots: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     @staticmethod
-    def join(parts: Sequence[tuple[int, range, int]]) -> "Places":
+    def join(parts: Sequence[tuple[int, range, int]], device: torch.device = CPU) -> "Places":
         """Of (request, positions, where the first one is)."""
         columns = [(request, each.start, first, len(each)) for request, each, first in parts]
         request_N, start_N, first_N, length_N = np.array(columns, np.int64).reshape(-1, 4).T
         within_Y = np.arange(length_N.sum()) - np.repeat(length_N.cumsum() - length_N, length_N)
         position_Y, at_Y = (np.repeat(each, length_N) + within_Y for each in (start_N, first_N))
-        return Places(*(torch.from_numpy(each) for each in (np.repeat(request_N, length_N), position_Y, at_Y)))
+        return Places(*upload([np.repeat(request_N, length_N), position_Y, at_Y], device))
 
     def slots(self, tail_BF: Tensor, ring: Ring) -> Tensor:
-        """int64 [Y], of a ring. The same for all rings of one size on one page."""
-        key = ring.page, ring.size
-        if key not in self._slots:
-            self._slots[key] = tail_BF[self.request_Y, ring.page] * ring.size + self.position_Y % ring.size
-        return self._slots[key]
+        """int64 [Y], of a ring. Rings of one size share the work."""
+        if ring.size not in self._slots:
+            slot_FY = tail_BF.T[:, self.request_Y] * ring.size + self.position_Y % ring.size
+            self._slots[ring.size] = slot_FY
+        return self._slots[ring.size][ring.page]
 
     def __len__(self) -> int:
         return len(self.at_Y)
@@ -72,6 +77,7 @@ class ClosedEntries:
     index_XR: Tensor  # int64, -1 for none
     request_X: Tensor  # int64
     entry_X: Tensor  # int64
+    marked_N: Tensor  # int64: those at whose ends bookmarks are left, in the order of SpanGroup.bookmarks; of ratio 4
     _slots: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     def slots(self, table_BP: Tensor, page_entries: int) -> Tensor:
@@ -88,21 +94,28 @@ class SpanGroup:
 
     spans: list[RequestSpan]
     before: Places  # windows before the requests' first rows; where in the local rows they go
+    takeovers: MovePlaces | None  # bookmarks that become tails
+    bookmarks: MovePlaces | None  # that are left
+    marked_NW: Tensor | None  # int64: of each of these the local rows of the window
     _writes: dict[int, Places] = field(default_factory=dict)
     _closed: dict[int, ClosedEntries | None] = field(default_factory=dict)
 
     def writes(self, size: int) -> Places:
-        """What rings of this size keep of each request's rows, but of those that leave bookmarks."""
+        """What rings of this size keep of each request's rows."""
         if size not in self._writes:
-            kept = ((span, max(span.start, span.end - size)) for span in self.spans if not span.bookmarks)
+            kept = ((span, max(span.start, span.end - size)) for span in self.spans)
             parts = [(span.request, range(first, span.end), span.row_of(first)) for span, first in kept]
-            self._writes[size] = Places.join(parts)
+            self._writes[size] = Places.join(parts, self._device)
         return self._writes[size]
 
     def closed(self, ratio: int) -> ClosedEntries | None:
         if ratio not in self._closed:
-            self._closed[ratio] = _closed_entries(self.spans, ratio)
+            self._closed[ratio] = _closed_entries(self.spans, ratio, self._device)
         return self._closed[ratio]
+
+    @property
+    def _device(self) -> torch.device:
+        return self.before.at_Y.device
 
 
 class HybridPlan:
@@ -110,20 +123,22 @@ class HybridPlan:
 
     def __init__(self, batch: ForwardBatch, window: int):
         assert batch.tail_BF is not None, "a model with a hybrid cache needs each request's tail pages"
+        self.device = device = batch.tail_BF.device
         self.tail_BF, self.table_BP = batch.tail_BF.long(), batch.page_table_BP.long()
-        self.spans = list(read_spans(batch, self.tail_BF))
+        self.spans = list(read_spans(batch))
         self.longest = max((span.end for span in self.spans), default=0)
         self.groups: list[SpanGroup] = []
         rows, num_local = [], 0
         for spans in _in_groups(self.spans):
-            before = []
+            before, first_of = [], []
             for span in spans:
                 first = max(0, span.start - window + 1)
                 before.append((span.request, range(first, span.start), num_local))
                 rows.append((span.request, range(span.start, span.end), num_local + span.start - first))
+                first_of.append(num_local - first)  # where the request's position 0 would be
                 num_local += span.end - first
-            self.groups.append(SpanGroup(spans, Places.join(before)))
-        of_rows = Places.join(rows)
+            self.groups.append(_group(spans, before, first_of, window, device))
+        of_rows = Places.join(rows, device)
         self.num_local = num_local  # rows of windows before requests and of the batch's tokens, side by side
         self.local_T, self.request_T = of_rows.at_Y, of_rows.request_Y.int()
         self.position_T = of_rows.position_Y
@@ -131,19 +146,39 @@ class HybridPlan:
         self.local_end_T = self.local_T + 1
 
 
-def read_spans(batch: ForwardBatch, tail_BF: Tensor) -> Iterator[RequestSpan]:
+def _group(
+    spans: list[RequestSpan],
+    before: Sequence[tuple[int, range, int]],
+    first_of: list[int],
+    window: int,
+    device: torch.device,
+) -> SpanGroup:
+    """first_of: of each request, where among the local rows its position 0 would be."""
+    takeovers = [(span.tail, span.takeover, span.start) for span in spans if span.takeover is not None]
+    bookmarks = [(span.tail, pages, end) for span in spans for end, pages in span.bookmarks]
+    marked = [first + end for first, span in zip(first_of, spans) for end, _ in span.bookmarks]
+    marked_NW = None
+    if marked:
+        (marked_NW,) = upload([np.array(marked)[:, None] + np.arange(-window, 0)], device)
+    taken, left = (MovePlaces.upload(each, device) if each else None for each in (takeovers, bookmarks))
+    return SpanGroup(spans, Places.join(before, device), taken, left, marked_NW)
+
+
+def read_spans(batch: ForwardBatch) -> Iterator[RequestSpan]:
     """The requests of a batch, in order. Tokens of one request that follow each other as requests of their own, as
     drafts do, are put together: the later ones see the earlier."""
-    starts, lengths, tails = batch.query_start_B1.tolist(), batch.seq_len_B.tolist(), tail_BF.tolist()
-    takeovers = {move.request: _pages(move) for move in batch.takeovers}
+    host = batch.on_host()
+    starts, lengths, tails = (each.tolist() for each in (host.query_start_B1, host.seq_len_B, host.tail_BF))
+    takeovers = {move.request: move.pages for move in batch.takeovers}
     first = 0
     for b, end in enumerate(lengths):
         next_start = None if b + 1 == len(lengths) else lengths[b + 1] - (starts[b + 2] - starts[b + 1])
         if next_start == end and tails[b + 1] == tails[b]:
             continue
         rows = slice(starts[first], starts[b + 1])
-        bookmarks = tuple((move.end, _pages(move)) for move in batch.bookmarks if first <= move.request <= b)
-        yield RequestSpan(b, rows, end - (rows.stop - rows.start), end, tail_BF[b], takeovers.get(first), bookmarks)
+        bookmarks = tuple((move.end, move.pages) for move in batch.bookmarks if first <= move.request <= b)
+        begin = end - (rows.stop - rows.start)
+        yield RequestSpan(b, rows, begin, end, tuple(tails[b]), takeovers.get(first), bookmarks)
         first = b + 1
 
 
@@ -151,15 +186,15 @@ def _in_groups(spans: list[RequestSpan]) -> list[list[RequestSpan]]:
     groups: list[list[RequestSpan]] = [[]]
     left: set[int] = set()  # pages of bookmarks that the group leaves
     for span in spans:
-        if span.takeover is not None and left.intersection(span.takeover.tolist()):
+        if span.takeover is not None and left.intersection(span.takeover):
             groups.append([])
             left.clear()
         groups[-1].append(span)
-        left.update(page for _, pages in span.bookmarks for page in pages.tolist())
+        left.update(page for _, pages in span.bookmarks for page in pages)
     return groups
 
 
-def _closed_entries(spans: list[RequestSpan], ratio: int) -> ClosedEntries | None:
+def _closed_entries(spans: list[RequestSpan], ratio: int, device: torch.device) -> ClosedEntries | None:
     closing = [span for span in spans if span.end // ratio > span.start // ratio]
     if not closing:
         return None
@@ -168,7 +203,7 @@ def _closed_entries(spans: list[RequestSpan], ratio: int) -> ClosedEntries | Non
         first = first_needed(ratio, span.start)
         kept_parts.append((span.request, range(first, span.start), num_kept))
         num_kept += span.start - first
-    indices, requests, entries = [], [], []
+    indices, requests, entries, marked, num = [], [], [], [], 0
     for span, (_, kept, kept_at) in zip(closing, kept_parts):
         entry_X = np.arange(span.start // ratio, span.end // ratio)
         position_XR = tokens_of(ratio, entry_X)
@@ -177,12 +212,7 @@ def _closed_entries(spans: list[RequestSpan], ratio: int) -> ClosedEntries | Non
         indices.append(np.where(position_XR < 0, -1, index_XR))
         requests.append(np.full(len(entry_X), span.request))
         entries.append(entry_X)
-    return ClosedEntries(Places.join(kept_parts), *(_joined(each) for each in (indices, requests, entries)))
-
-
-def _joined(parts: Sequence[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, np.int64))
-
-
-def _pages(move: TailMove) -> Tensor:
-    return torch.tensor(move.pages, dtype=torch.int64)
+        marked += [num + end // ratio - 1 - span.start // ratio for end, _ in span.bookmarks]
+        num += len(entry_X)
+    columns = [*(np.concatenate(each) for each in (indices, requests, entries)), np.array(marked, np.int64)]
+    return ClosedEntries(Places.join(kept_parts, device), *upload(columns, device))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from eprt import ops
 from eprt.config import ModelConfig
-from eprt.ops import streams
 from eprt.ops.streams import StreamProjection
 
 
@@ -34,7 +34,7 @@ class StreamMix:
 
     def expand(self, out_TH: Tensor) -> Tensor:
         """The new streams, in out's dtype."""
-        return streams.expand_streams(self.mixed_TMH, self.post_TM, out_TH)
+        return ops.expand_streams(self.mixed_TMH, self.post_TM, out_TH)
 
 
 class HyperConnection:
@@ -45,7 +45,7 @@ class HyperConnection:
 
     def __call__(self, x_TMH: Tensor) -> tuple[Tensor, StreamMix]:
         """(the sublayer's input [T, H], what to do with its output)."""
-        row_TH, mixed_TMH, post_TM = streams.mix_streams(x_TMH, self.projection)
+        row_TH, mixed_TMH, post_TM = ops.mix_streams(x_TMH, self.projection)
         return row_TH, StreamMix(mixed_TMH, post_TM)
 
 
@@ -56,7 +56,7 @@ class StreamHead:
         self.projection = _projection(config, weights)
 
     def __call__(self, x_TMH: Tensor) -> Tensor:
-        return streams.collapse_streams(x_TMH, self.projection)
+        return ops.collapse_streams(x_TMH, self.projection)
 
 
 def _projection(config: ModelConfig, weights: StreamWeights) -> StreamProjection:

@@ -35,17 +35,16 @@ class KeptTails:
         assert batch.tail_BF is not None
         if not self._kept and batch.num_tokens <= self._num_rows_of_decodes(batch.tail_BF):
             return
-        for span in read_spans(batch, batch.tail_BF.long()):
-            tail = tuple(span.tail_F.tolist())
-            kept = self._kept.pop(tail, None)
+        for span in read_spans(batch):
+            kept = self._kept.pop(span.tail, None)
             if not self._may_be_undone(span):
                 continue
             if kept is None or kept.start != span.start:
-                kept = KeptTail(span.start, [slots.clone() for slots in _slots(layers, span.tail_F)])
+                kept = KeptTail(span.start, [slots.clone() for slots in _slots(layers, span.tail)])
             else:
-                for slots, before in zip(_slots(layers, span.tail_F), kept.slots, strict=True):
+                for slots, before in zip(_slots(layers, span.tail), kept.slots, strict=True):
                     slots.copy_(before)
-            self._kept[tail] = kept
+            self._kept[span.tail] = kept
 
     def _num_rows_of_decodes(self, tail_BF: Tensor) -> int:
         """That the batch's requests have at most where all of them decode."""
@@ -57,9 +56,8 @@ class KeptTails:
         return span.start > 0 and span.takeover is None and span.end - span.start > 1 + self._num_spare
 
 
-def _slots(layers: Sequence[LayerPages], tail_F: Tensor) -> Iterator[Tensor]:
-    """Views of the slots of each ring in this tail."""
-    pages = tail_F.tolist()
+def _slots(layers: Sequence[LayerPages], pages: Sequence[int]) -> Iterator[Tensor]:
+    """Views of the slots of each ring in the tail of these pages."""
     for layer in layers:
         for ring in layer.tail.values():
             yield ring.slots_PSD[pages[ring.page]]

@@ -47,6 +47,13 @@ class JoinedLinear:
             return self.parts[0](x_TK).split(self.sizes, dim=-1)
         return [part(x_TK) for part in self.parts]
 
+    def in_fp32(self, x_TK: Tensor) -> Sequence[Tensor]:
+        """fp32 products of plain weights, with nothing rounded. On GPUs those of bf16 are exact in fp32 sums anyway."""
+        if x_TK.is_cuda and all(part.weight.data.dtype == x_TK.dtype for part in self.parts):
+            products = [part(x_TK, torch.float32) for part in self.parts]
+            return products[0].split(self.sizes, dim=-1) if len(self.parts) == 1 else products
+        return self(x_TK.float())
+
     def of_norm(self, x_TK: Tensor, norm: RMSNorm) -> Sequence[Tensor]:
         """The products with norm(x)."""
         if len(self.parts) == 1:

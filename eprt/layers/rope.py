@@ -9,9 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from eprt import ops
 from eprt.config import RopeConfig
-from eprt.ops.elementwise import Rotation
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
@@ -31,12 +29,6 @@ def cos_sin_table(rope: RopeConfig, dim: int, num_positions: int) -> Tensor:
     inv_freq = _yarn_inv_freq(rope, dim) if rope.kind == "yarn" else 1.0 / _wavelength(rope, dim)
     angle = torch.arange(num_positions, dtype=torch.float32)[:, None] * inv_freq
     return torch.cat((angle.cos(), angle.sin()), dim=-1) * _attention_factor(rope)
-
-
-def rotate_last(x_TND: Tensor, rotation: Rotation) -> Tensor:
-    """x with as many of its last values rotated as the table has."""
-    size = rotation.cos_sin_PR.shape[1]
-    return torch.cat((x_TND[..., :-size], ops.rope(x_TND[..., -size:], rotation)), dim=-1)
 
 
 def _wavelength(rope: RopeConfig, dim: int) -> Tensor:

@@ -31,7 +31,7 @@ BESIDE_S = 20e-6  # streams that fork and meet, counters, the other ranks' last 
 LATE = 0.8  # of the work, when the last rows are there
 MOST_SMS = 24
 ONE_PROGRAM_PER_TILE = 1 << 20  # SMs to ask a product's programs for: more than it has tiles
-_WEIGHT_BYTES = {"fp8": 1, "int8": 1, "same": 2}
+_WEIGHT_BYTES = {"fp8": 1.0, "int8": 1.0, "fp4": 0.5 + 1 / 32, "same": 2.0}  # a value; of fp4 with scales
 
 
 def tile_rows(config: MoEConfig, num_tokens: int, num_ranks: int, num_slots: int) -> int:

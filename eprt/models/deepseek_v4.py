@@ -98,11 +98,16 @@ class DeepseekV4Model(DeepseekModel):
         exchange: Exchange,
         mtp: StreamMtpLayer | None = None,
         kept_tails: KeptTails | None = None,
+        device: torch.device | str = "cpu",
     ):
-        super().__init__(config, embed_VH, layers, norm, lm_head, exchange, mtp)
+        super().__init__(config, embed_VH, layers, norm, lm_head, exchange, mtp, device)
         self.stream_mtp, self.kept_tails = mtp, kept_tails
         assert config.v4 is not None
         self.head, self.num_streams = head, config.v4.hc_mult
+
+    @property
+    def hidden_shape(self) -> tuple[int, ...]:
+        return self.num_streams, self.config.hidden_size
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, cache_L: Sequence[Any]) -> Tensor:

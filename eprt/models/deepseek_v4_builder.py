@@ -41,14 +41,20 @@ class V4Builder(ModelBuilder):
         if v.drafter and self.group.rank == 0:
             log.warning("the checkpoint's drafter is %s, which is not implemented: served without drafts", v.drafter)
         ropes = {"window": v.window_rope, "compress": c.rope}
-        self.cos_sin = {name: cos_sin_table(r, c.qk_rope_head_dim, self.num_positions) for name, r in ropes.items()}
+        self.cos_sin = {
+            name: cos_sin_table(rope, c.qk_rope_head_dim, self.num_positions).to(self.device)
+            for name, rope in ropes.items()
+        }
         embed_VH = self.read("embed.weight")
         layers = [self.stream_layer(layer_idx) for layer_idx in range(c.num_hidden_layers)]
         head, norm = self.stream_head(""), self.norm("norm.weight", c.rms_norm_eps)
         mtp = self.stream_mtp_layer(c.num_hidden_layers) if self.mtp else None
         lm_head = Linear(Weight(self.read("head.weight")))
-        kept_tails = KeptTails(self.engine.num_speculative_tokens) if self.group.size > 1 else None
-        return DeepseekV4Model(c, embed_VH, layers, head, norm, lm_head, self.exchange, mtp, kept_tails)
+        kept_tails = None
+        if self.group.size > 1 and self.device.type == "cpu":  # on GPUs ranks that are lost are not replaced
+            kept_tails = KeptTails(self.engine.num_speculative_tokens)
+        parts = embed_VH, layers, head, norm, lm_head, self.exchange, mtp, kept_tails
+        return DeepseekV4Model(c, *parts, self.device)
 
     def stream_mtp_layer(self, layer_idx: int) -> StreamMtpLayer:
         """Its embedding and head are the model's own."""
@@ -126,25 +132,23 @@ class V4Builder(ModelBuilder):
             parts.append(Linear(plain_weight(read(f"{prefix}indexer.weights_proj.weight"))))
         return JoinedLinear(parts)
 
-    def groups(self, name: str) -> list[Linear]:
+    def groups(self, name: str) -> Weight:
         """A matrix's rows in equal parts, one for each group of heads. Parts that do not end with a block lose fp8."""
         assert self.config.v4 is not None
         whole, num = self.checkpoint.read_weight(f"{name}.weight"), self.config.v4.o_groups
         fmt, dtype = self.format_of(whole), self.config.dtype
-        scales = [None] * num
-        if whole.scale is not None and whole.shape[0] // num % BLOCK == 0:
-            scales = whole.scale.chunk(num)
-        elif whole.scale is not None:
+        if whole.scale is not None and whole.shape[0] // num % BLOCK:
             whole, fmt = Weight(whole.dequantize()), "same"
-        parts = (Weight(data, scale) for data, scale in zip(whole.data.chunk(num), scales))
-        return [Linear(as_format(part, fmt, dtype)) for part in parts]
+        scale = None if whole.scale is None else whole.scale.unflatten(0, (num, -1))
+        return as_format(Weight(whole.data.unflatten(0, (num, -1)), scale), fmt, dtype)
 
     def moe(self, prefix: str, layer_idx: int) -> EPMoE:
         """As the base class's, whose gate may have a table instead of a bias."""
         c, tensors, read = self.config, self.checkpoint.tensors, self.checkpoint.read
         assert c.moe is not None
         config = replace(c.moe, weight_format=self.expert_format(layer_idx))
-        where = {"ep": self.exchange, "slot_map": self.slot_map, "pool": self.pools[config.weight_format]}
+        pool = self.pools[config.weight_format]
+        where = {"ep": self.exchange, "slot_map": self.slot_map, "pool": pool, "device": self.device.type}
         moe = EPMoE(config, self.group, layer_idx=layer_idx, **where)
         bias, table = f"{prefix}gate.bias", f"{prefix}gate.tid2eid"
         given = (read(name) if name in tensors else None for name in (bias, table))

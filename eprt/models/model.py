@@ -54,6 +54,11 @@ class Model(Protocol):
         """fp32 [X, V] of what draft() gave."""
         return self.logits(hidden_XH)
 
+    @property
+    def hidden_shape(self) -> tuple[int, ...]:
+        """Of one row of the hidden states that draft() takes."""
+        return (self.config.hidden_size,)
+
     def moe_layers(self) -> list[EPMoE]:
         """Those whose experts are counted and can move, in order; the MTP layer's last, where it is loaded."""
         return []

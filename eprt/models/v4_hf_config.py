@@ -16,7 +16,7 @@ from eprt.models.model_types import take_quant_method
 
 # transformers' names of layers -> DeepSeek's compress_ratios.
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
-_DEFAULT_PAGE_SIZE = 16  # of other models on CPU ranks: what EngineConfig has where nothing was given
+_DEFAULT_PAGE_SIZES = 16, 64  # of other models on CPUs and on GPUs: what EngineConfig has where nothing was given
 _DRAFTERS = {"dspark": "DSpark"}  # what names of fields begin with -> the drafter that these belong to
 
 
@@ -63,9 +63,7 @@ def _check_fields(file: ConfigFile, engine: EngineConfig) -> None:
     file.only("topk_method", "noaux_tc")
     file.only("norm_topk_prob", True)
     file.only("expert_dtype", "fp4", "fp8")
-    if engine.device != "cpu":
-        raise ValueError(f"--device {engine.device}: DeepSeek V4 runs on CPU ranks only so far; give --device cpu")
-    if engine.page_size not in (_DEFAULT_PAGE_SIZE, PAGE_TOKENS):
+    if engine.page_size not in (*_DEFAULT_PAGE_SIZES, PAGE_TOKENS):
         raise ValueError(
             f"--page-size {engine.page_size}: a page of DeepSeek V4's cache stands for {PAGE_TOKENS} positions; leave "
             f"it out, or give {PAGE_TOKENS}"

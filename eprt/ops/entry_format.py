@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eprt.ops import native
+from eprt.ops.by_device import implementations
 from eprt.ops.kv_format import FP8_MAX, SMALLEST_SCALE, power_of_2
 
 GROUP = 64  # values of one scale
@@ -63,6 +64,8 @@ class EntryFormat:
         """Stored entries [X, width]."""
         if not self.is_fp8:
             return values_XD.to(self.dtype)
+        if values_XD.device.type != "cpu":
+            return implementations(values_XD.device.type).encode_entries(values_XD, self)
         entries_XW = torch.empty(len(values_XD), self.width, dtype=torch.uint8)
         native.load().entries_to_fp8(values_XD.contiguous(), self.rope_size, entries_XW)
         return entries_XW

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eprt.ops.by_device import implementations
 from eprt.ops.kv_format import FP8_MAX, SMALLEST_SCALE, power_of_2
 
 _SCALE_BYTES = 4
@@ -69,6 +70,8 @@ class IndexFormat:
         """Stored keys [T, width] from plain ones [T, size], which are transformed already where the format says so."""
         if not self.is_transformed:
             return key_TD.to(self.dtype)
+        if key_TD.device.type != "cpu":
+            return implementations(key_TD.device.type).encode_keys(key_TD, self)
         if self.is_fp4:
             return self._encode_fp4(key_TD)
         key = key_TD.float()
@@ -92,8 +95,8 @@ class IndexFormat:
         scaled = (groups / scale).flatten(-2)
         # To nearest, ties to the even code: beyond each bound between two codes, or at it where the upper one is even.
         size = scaled.abs().unsqueeze(-1)
-        bounds = torch.tensor(_FP4_BOUNDS, device=key_TD.device)
-        code = torch.where(_EVEN_ABOVE.to(key_TD.device), size >= bounds, size > bounds).sum(-1)
+        bounds = torch.tensor(_FP4_BOUNDS)
+        code = torch.where(_EVEN_ABOVE, size >= bounds, size > bounds).sum(-1)
         code = (code + 8 * (scaled < 0)).to(torch.uint8)
         exponents = (scale.squeeze(-1).view(torch.int32) >> 23).to(torch.uint8)
         stored = torch.cat((code[..., ::2] | code[..., 1::2] << 4, exponents), dim=-1)

@@ -10,11 +10,11 @@ from eprt.ops import native
 
 
 def copy_rows(to: Tensor, to_row_Y: Tensor | None, source: Tensor, source_row_Y: Tensor | None) -> None:
-    """Row source_row[i] of the source becomes row to_row[i].
+    """Row source_row[i] of the source becomes row to_row[i]; where one of both is negative nothing is copied.
 
     to, source: of one dtype; [X, ..], or [P, S, ..] whose rows are numbered page * S + place. Each row is contiguous.
     to_row_Y, source_row_Y: int64; None for 0, 1, 2, ... (one of them at most).
-    ValueError when shapes or dtypes do not fit, or there is no such row; nothing is copied then.
+    ValueError when shapes or dtypes do not fit, or a row is behind the last; nothing is copied then.
     """
     to_PSX, source_PSX = _pages(to), _pages(source)
     if to_PSX.dtype != source_PSX.dtype or to_PSX.shape[2] != source_PSX.shape[2]:

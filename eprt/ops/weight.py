@@ -11,6 +11,9 @@ from torch import Tensor
 
 BLOCK = 128
 FP4_BLOCK = 32  # columns of one scale of fp4
+# e8m0 exponents of fp4's scales with which GPUs hold every value exactly: 2^-100 to 2^33. Below, values are rounded to
+# multiples of 2^-101; above, they would overflow.
+GPU_FP4_SCALES = range(27, 161)
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.uint8)
 
 
@@ -55,6 +58,10 @@ class Weight:
         *lead, n, k = self.data.shape
         return torch.Size((*lead, n, 2 * k))
 
+    def matrix(self, i: int) -> "Weight":
+        """One of a stack."""
+        return Weight(self.data[i], None if self.scale is None else self.scale[i])
+
     def dequantize(self) -> Tensor:
         """The values in fp32."""
         if self.scale is None:
@@ -69,6 +76,18 @@ class Weight:
         n, k = self.data.shape[-2:]
         full = self.scale.repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
         return data * full[..., :n, :k]
+
+
+def require_gpu_scales(w: Weight) -> None:
+    """ValueError for fp4 whose scales are larger than GPUs hold. Waits for the GPU."""
+    if not w.is_fp4 or w.scale is None or not w.scale.numel():
+        return
+    if (largest := int(w.scale.max())) >= GPU_FP4_SCALES.stop:
+        most = GPU_FP4_SCALES[-1] - 127
+        raise ValueError(
+            f"an fp4 weight has scales up to 2^{largest - 127}, GPUs compute with at most 2^{most}; use CPU ranks for "
+            "this model"
+        )
 
 
 def quantize_int8(w: Tensor) -> Weight:

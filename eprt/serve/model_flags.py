@@ -12,7 +12,7 @@ from eprt.models.model_types import take_model_type, take_quant_method
 from eprt.serve.options import OptionError
 
 _FP8_BLOCK = 128  # rows and columns of fp8 weights that share a scale
-_V4_PAGE_SIZES = (None, 16, 256)  # 16: what other models have by default
+_V4_PAGE_SIZES = (None, 16, 64, 256)  # 16 and 64: what other models have by default, on CPUs and on GPUs
 
 
 def check_flags_of_model(args: argparse.Namespace, model_dir: Path) -> None:
@@ -52,12 +52,22 @@ def _check(args: argparse.Namespace, file: ConfigFile) -> None:
 
 
 def _check_v4(args: argparse.Namespace) -> None:
-    if args.device != "cpu":
-        raise OptionError(f"--device {args.device}: DeepSeek V4 runs on CPU ranks only so far; give --device cpu")
     if args.page_size not in _V4_PAGE_SIZES:
         raise OptionError(
             f"--page-size {args.page_size}: a page of DeepSeek V4's cache stands for {_V4_PAGE_SIZES[-1]} positions; "
             f"leave it out, or give {_V4_PAGE_SIZES[-1]}"
+        )
+    if args.device == "cpu":
+        return
+    if args.max_lost_ranks:
+        raise OptionError(
+            f"--max-lost-ranks {args.max_lost_ranks}: DeepSeek V4 goes on without lost ranks on CPUs only so far; "
+            "leave it out, or give --device cpu"
+        )
+    if args.wire is not None:
+        raise OptionError(
+            f"--wire {args.wire}: DeepSeek V4 is served on the GPUs of one host only so far; leave it out, or give "
+            "--device cpu"
         )
 
 

@@ -11,6 +11,7 @@ import torch
 from eprt.gpu import grouped_product
 from eprt.gpu.grouped_product import GroupedProductParams, shared_bytes, source
 from tests.emulated.kernels import library
+from tests.reference_ops import silu_mul
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or shutil.which("g++") is None, reason="needs g++ on x86-64"
@@ -63,3 +64,16 @@ def test_the_product_is_that_of_each_expert_with_its_own_matrix(on_host, counts,
         want = torch.nn.functional.silu(gate) * up
     torch.testing.assert_close(y[: sum(counts)].float(), want, rtol=8e-3, atol=1e-5)
     assert (y[sum(counts) :] == 77).all()
+
+
+def test_the_limit_cuts_what_enters_silu_and_what_it_is_multiplied_by(on_host):
+    """NaN stays NaN, with a limit and without."""
+    draw = torch.Generator().manual_seed(0)
+    w, x = (torch.randn(*shape, generator=draw).bfloat16() for shape in ((1, 2 * 64, 64), (20, 64)))
+    x[3] = float("nan")
+    for limit in (1.5, None):
+        y, count = torch.empty(20, 64, dtype=torch.bfloat16), torch.tensor([20], dtype=torch.int32)
+        grouped_product.grouped_product(x, w, count, None, y, True, 2, limit)
+        want = silu_mul(x.float() @ w[0].float().T, limit)
+        torch.testing.assert_close(y.float(), want, rtol=8e-3, atol=1e-3, equal_nan=True)
+        assert y[3].isnan().all() and not y[4].isnan().any()

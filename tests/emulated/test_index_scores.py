@@ -47,12 +47,14 @@ CASES = [
 
 @pytest.mark.parametrize("queries, page_size, rows", CASES)
 def test_scores_are_those_of_the_stored_keys(on_host, monkeypatch, queries, page_size, rows):
-    """NaN in keys that nobody wrote; nothing is written behind a row's length."""
+    """NaN in keys that nobody wrote, and between pages; nothing is written behind a row's length."""
     monkeypatch.setattr(index_scores, "queries_of", lambda rows, requests: queries)
     draw, longest = torch.Generator().manual_seed(len(rows)), max(length for _, length in rows)
     width = -(-longest // page_size)
     table_BP = torch.full((4, width), 1 << 30, dtype=torch.int32)
-    keys = torch.full((4 * width, page_size, 132), 0x7F, dtype=torch.uint8)
+    memory = torch.full((4 * width, page_size * 132 + 48), 0x7F, dtype=torch.uint8)
+    keys = memory[:, 16 : 16 + page_size * 132].unflatten(1, (page_size, 132))
+    assert index_scores.reads(keys)
     order = torch.randperm(4 * width, generator=draw).int()
     for b in range(4):
         length = max([0, *(seen for request, seen in rows if request == b)])

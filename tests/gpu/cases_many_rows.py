@@ -13,7 +13,7 @@ from eprt.ops import cuda
 from eprt.ops.cuda import cublas, experts_cublas
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.known_rows import LEAST_ROWS, KnownRows
-from eprt.ops.weight import Weight, quantize_fp8
+from eprt.ops.weight import Weight, quantize_fp4, quantize_fp8
 from tests import reference_ops as reference
 from tests.gpu.draw import Draw, experts_at, near, weight_on
 
@@ -62,7 +62,8 @@ def many_rows(draw: Draw) -> None:
     hidden, width = (512, 512) if on_gpu else (256, 128)
     w13 = draw.normal(num_buffers, 2 * width, hidden, scale=hidden**-0.5).cpu()
     w2 = draw.normal(num_buffers, hidden, width, scale=width**-0.5).cpu()
-    for convert, tolerance in ((quantize_fp8, 0.12), (lambda w: Weight(w.bfloat16()), 8e-3)):
+    formats = ((quantize_fp8, 0.12), (lambda w: Weight(w.bfloat16()), 8e-3), (quantize_fp4, 8e-3))
+    for convert, tolerance in formats:
         weights = [convert(w) for w in (w13, w2)]
         on_device = weight_on(draw.device, weights[0]), weight_on(draw.device, weights[1])
         for counts in COUNTS if on_gpu else COUNTS[::2]:
@@ -74,6 +75,9 @@ def many_rows(draw: Draw) -> None:
             assert one_by_one(draw, x, *given, out, None, known) is out
             want = reference.grouped_experts(x.cpu(), count, *(experts_at(w, buffer) for w in weights))
             near(out, want, tolerance, what)
+            cut = one_by_one(draw, x, *given, torch.empty_like(out), None, known, None, 0.5)
+            want = reference.grouped_experts(x.cpu(), count, *(experts_at(w, buffer) for w in weights), 0.5)
+            near(cut, want, tolerance, f"{what}, cut")
             if on_gpu:
                 grouped = cuda.grouped_experts(x, given[0], *on_device, None, buffer.to(draw.device))
                 near(out, grouped, 0.03, f"{what}, beside the grouped product")
@@ -93,9 +97,12 @@ def chosen(draw: Draw) -> None:
     fp8, odd = (weight_on(draw.device, quantize_fp8(torch.randn(1, 512, k))) for k in (512, 384))
     plain = Weight(fp8.data.bfloat16())
     on_gpu, bf16 = draw.device == "cuda", torch.bfloat16
-    assert experts_cublas.is_faster(many, plain, plain, bf16) == on_gpu
+    fp4 = weight_on(draw.device, quantize_fp4(torch.randn(1, 512, 64)))
+    for w in (plain, fp4):
+        assert experts_cublas.is_faster(many, w, w, bf16) == on_gpu
     assert experts_cublas.is_faster(many, fp8, fp8, bf16) == (on_gpu and cublas.can_multiply(fp8, bf16))
-    for known, w, dtype in ((few, plain, bf16), (many, plain, torch.float32), (many, odd, bf16)):
+    never = ((few, plain, bf16), (few, fp4, bf16), (many, plain, torch.float32), (many, fp4, torch.float32))
+    for known, w, dtype in (*never, (many, odd, bf16)):
         assert not experts_cublas.is_faster(known, w, w, dtype)
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from eprt.gpu import cublas_lt
 from eprt.gpu.cublas_lt import BlockScaledProduct
 from eprt.ops.cuda import cublas
+from eprt.ops.cuda.fp4_matrix import fp4_matrix
 from eprt.ops.cuda.quantize import quantize_rows, store_quantized
-from eprt.ops.cuda.silu import silu, silu_mul
+from eprt.ops.cuda.silu import silu_mul, silu_times
 from eprt.ops.cuda.tiles import find_tile
 from eprt.ops.known_rows import LEAST_ROWS, KnownRows
 from eprt.ops.weight import BLOCK, Weight
@@ -45,7 +46,7 @@ def is_faster(known: KnownRows | None, w13: Weight, w2: Weight, dtype: torch.dty
     """Whether experts_one_by_one is faster than a grouped product. dtype: of outputs, and of rows that are not e4m3."""
     if known is None or known.mean_rows < LEAST_ROWS or dtype != torch.bfloat16 or not w13.data.is_cuda:
         return False
-    return w13.data.dtype == dtype or (
+    return (w13.data.dtype == dtype or w13.is_fp4) or (
         cublas.can_multiply(w13, dtype) and cublas.can_multiply(w2, dtype) and cublas_lt.is_installed()
     )
 
@@ -59,15 +60,16 @@ def experts_one_by_one(
     scale_RG: Tensor | None,
     known: KnownRows,
     num_sms: int | None = None,
+    limit: float | None = None,
 ) -> Tensor:
     """As grouped_experts, for bfloat16 outputs. known: recv_count_E and the experts' matrices, on the host.
 
     num_sms: SMs for each product of e4m3 by e4m3; default: all. Of two products side by side either has so many.
     """
-    if w13.scale is None:
-        products = PlainProducts(x_RH, w13, w2, out_RH)
+    if w13.scale is None or w13.is_fp4:
+        products = PlainProducts(x_RH, w13, w2, out_RH, limit)
     else:
-        products = ScaledProducts(x_RH, scale_RG, recv_count_E, w13, w2, out_RH, known.counts, num_sms)
+        products = ScaledProducts(x_RH, scale_RG, recv_count_E, w13, w2, out_RH, known.counts, num_sms, limit)
     experts = rows_of_experts(known, products.PADDED_TO)
     main, side = torch.cuda.current_stream(), _side_stream(x_RH.device.index)
     for first in range(0, len(experts), _BATCH):
@@ -101,28 +103,34 @@ def _padded(rows: int, to: int) -> int:
 
 
 class PlainProducts:
-    """bfloat16 times bfloat16. Keeps memory that one stream writes and the other reads until the streams have met."""
+    """bfloat16 times bfloat16, or times fp4 that became bfloat16 in memory of its own, as long as its product takes.
+
+    Keeps memory that one stream writes and the other reads until the streams have met.
+    """
 
     PADDED_TO = 1
 
-    def __init__(self, x_RH: Tensor, w13: Weight, w2: Weight, out_RH: Tensor):
-        self.x_RH, self.out_RH = x_RH, out_RH
-        self.w13_SHI2, self.w2_SIH = w13.data.mT, w2.data.mT
+    def __init__(self, x_RH: Tensor, w13: Weight, w2: Weight, out_RH: Tensor, limit: float | None = None):
+        self.x_RH, self.out_RH, self.limit = x_RH, out_RH, limit
+        self.w13, self.w2 = w13, w2
         self.gated: dict[int, Tensor] = {}  # silu(gate) * up, by the batch's first row
 
     def up(self, experts: Sequence[RowsOfExpert]) -> None:
         first, last = experts[0], experts[-1]
-        y_RI2 = self.x_RH.new_empty(last.place + last.room - first.place, self.w13_SHI2.shape[2])
+        y_RI2 = self.x_RH.new_empty(last.place + last.room - first.place, self.w13.shape[1])
         for e in experts:
             to, rows = e.place - first.place, self.x_RH[e.begin : e.begin + e.count]
-            torch.mm(rows, self.w13_SHI2[e.matrix], out=y_RI2[to : to + e.count])
-        self.gated[first.begin] = silu_mul(y_RI2)
+            torch.mm(rows, self._matrix(self.w13, e).T, out=y_RI2[to : to + e.count])
+        self.gated[first.begin] = silu_mul(y_RI2, self.limit)
 
     def down(self, experts: Sequence[RowsOfExpert]) -> None:
         first, h_RI = experts[0], self.gated[experts[0].begin]
         for e in experts:
             at, to = e.place - first.place, self.out_RH[e.begin : e.begin + e.count]
-            torch.mm(h_RI[at : at + e.count], self.w2_SIH[e.matrix], out=to)
+            torch.mm(h_RI[at : at + e.count], self._matrix(self.w2, e).T, out=to)
+
+    def _matrix(self, w: Weight, expert: RowsOfExpert) -> Tensor:
+        return fp4_matrix(w, expert.matrix) if w.is_fp4 else w.data[expert.matrix]
 
 
 class ScaledProducts:
@@ -141,12 +149,13 @@ class ScaledProducts:
         out_RH: Tensor,
         counts: Sequence[int],
         num_sms: int | None,
+        limit: float | None = None,
     ):
         if scale_RG is None:
             x_RH, scale_RG = quantize_rows(x_RH)
         assert x_RH.is_contiguous() and out_RH.is_contiguous()  # up() and down() compute addresses
         (self.hidden, self.size), rooms = w2.shape[-2:], [_padded(count, self.PADDED_TO) for count in counts]
-        self.x_RH, self.out_RH, self.count_E = x_RH, out_RH, recv_count_E
+        self.x_RH, self.out_RH, self.count_E, self.limit = x_RH, out_RH, recv_count_E, limit
         self.x_scale = scale_columns(scale_RG, recv_count_E, rooms)
         self.h_PI = x_RH.new_empty(sum(rooms), self.size)
         self.h_scale = scale_RG.new_empty(sum(rooms) * (self.size // BLOCK))
@@ -164,7 +173,7 @@ class ScaledProducts:
                 x = x_PH.data_ptr()
             y = y_PI2.data_ptr() + (e.place - first.place) * 4 * self.size
             self.w13.multiply(e.matrix, e.room, x, self.x_scale.data_ptr() + e.place * scale_bytes, y)
-        silu_mul_quantize_padded(y_PI2, first.place, self.h_PI, self.h_scale, self.count_E)
+        silu_mul_quantize_padded(y_PI2, first.place, self.h_PI, self.h_scale, self.count_E, self.limit)
 
     def down(self, experts: Sequence[RowsOfExpert]) -> None:
         scale_bytes = self.size // BLOCK * 4
@@ -265,6 +274,7 @@ def _silu_mul_quantize_padded(
     scale,
     y,
     count_E,
+    limit,
     num_experts,
     first_row,
     size,
@@ -284,13 +294,19 @@ def _silu_mul_quantize_padded(
     gate = tl.load(at, mask=column < size, other=0.0).to(tl.float32)
     up = tl.load(at + size, mask=column < size, other=0.0).to(tl.float32)
     to = scale + place.to(tl.int64) * num_groups + member
-    store_quantized(data, to, silu(gate) * up, row.to(tl.int64), group, column, size, num_groups, 0, rows)
+    store_quantized(data, to, silu_times(gate, up, limit), row.to(tl.int64), group, column, size, num_groups, 0, rows)
 
 
 def silu_mul_quantize_padded(
-    y_PI2: Tensor, first_row: int, h_PI: Tensor, h_scale: Tensor, recv_count_E: Tensor
+    y_PI2: Tensor,
+    first_row: int,
+    h_PI: Tensor,
+    h_scale: Tensor,
+    recv_count_E: Tensor,
+    limit: float | None = None,
 ) -> None:
-    """Computes silu(gate) * up of y_PI2, the rows from first_row on of padded memory, in h_PI (e4m3) and h_scale."""
+    """Computes silu(gate) * up, both cut to the limit, of y_PI2, the rows from first_row on of padded memory, in h_PI
+    (e4m3) and h_scale."""
     size, num_experts = h_PI.shape[1], len(recv_count_E)
     groups = triton.cdiv(size, BLOCK)
     _silu_mul_quantize_padded[(len(y_PI2), triton.cdiv(groups, _GROUPS))](
@@ -298,6 +314,7 @@ def silu_mul_quantize_padded(
         h_scale,
         y_PI2,
         recv_count_E,
+        limit,
         num_experts,
         first_row,
         size,

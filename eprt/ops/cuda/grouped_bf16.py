@@ -25,6 +25,7 @@ def grouped_bf16(
     dtype: torch.dtype = torch.bfloat16,
     expected_rows: int | None = None,
     num_sms: int | None = None,
+    limit: float | None = None,
 ) -> Tensor | None:
     """As grouped_gemm's y [R, N], or None where grouped_gemm must, or should, compute it."""
     dtype = dtype if out_RN is None else out_RN.dtype
@@ -41,5 +42,5 @@ def grouped_bf16(
         out_RN = x_RK.new_empty(R, w.shape[-2] // (2 if gated else 1))
     assert out_RN.is_contiguous()  # the kernel computes addresses
     num_sms = num_sms or count_sms(x_RK.device)
-    grouped_product.grouped_product(x_RK, w.data, recv_count_E, matrix_E, out_RN, gated, num_sms)
+    grouped_product.grouped_product(x_RK, w.data, recv_count_E, matrix_E, out_RN, gated, num_sms, limit)
     return out_RN

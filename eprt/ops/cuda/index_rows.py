@@ -32,7 +32,7 @@ def _turned(value, other, angles, i, half):
 
 
 @triton.jit
-def _hadamard(i, j, size):
+def hadamard_matrix(i, j, size):
     """fp32: 1 or -1 at row i and column j of the matrix of `size`, a power of 2; 0 outside it."""
     odd = i & j
     odd ^= odd >> 8
@@ -68,7 +68,7 @@ def _index_queries(
     other = tl.load(at + _partner(i, half)[None, :], mask=inside, other=0.0).to(tl.float32)
     value = _turned(value, other, angles, i[None, :], half).to(out.dtype.element_ty)
     if TRANSFORM:
-        matrix = _hadamard(tl.arange(0, SIZE)[:, None], i[None, :], size).to(out.dtype.element_ty)
+        matrix = hadamard_matrix(tl.arange(0, SIZE)[:, None], i[None, :], size).to(out.dtype.element_ty)
         value = (tl.dot(value, matrix, input_precision="ieee") * factor).to(out.dtype.element_ty)
     tl.store(out + (row * num_heads + head[:, None]) * size + i[None, :], value, mask=inside)
 
@@ -107,7 +107,7 @@ def _index_key_insert(
     angles = cos_sin + tl.load(position_T + token).to(tl.int64) * 2 * half
     value = _turned(value, other, angles, i, half).to(key.dtype.element_ty).to(tl.float32)
     if FP8:
-        matrix = _hadamard(tl.arange(0, SIZE)[:, None], i[None, :], size)
+        matrix = hadamard_matrix(tl.arange(0, SIZE)[:, None], i[None, :], size)
         value = (tl.sum(matrix * value[None, :], 1) * factor).to(key.dtype.element_ty).to(tl.float32)
     entry = pages + tl.load(slot_T + token).to(tl.int64) * entry_size
     store_entry(entry, value, i, size, size, FP8)

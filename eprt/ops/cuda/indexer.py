@@ -1,4 +1,4 @@
-"""The indexer of DeepSeek-V3.2 on GPUs: scores, choice, and attention to what is chosen.
+"""The indexer of DeepSeek-V3.2 and V4 on GPUs: scores, choice, and attention to what is chosen.
 
 Scores of some rows at a time lie in a workspace of bounded size. Modules scores_NAME and choose_NAME have
     score(score_XS, query_XND, weight_XN, key_pages, page_table_BP, request_X, length_X)
@@ -51,6 +51,7 @@ def index_topk(
     """As eprt.ops.indexer.index_topk. Pages and lengths are not checked."""
     X = query_TND.shape[0]
     slot_XK = torch.empty(X, top_k, dtype=torch.int32, device=query_TND.device)
+    page_table_BP, request_T, length_T = (x.to(torch.int32) for x in (page_table_BP, request_T, length_T))
     most_seen = page_table_BP.shape[1] * key_pages.shape[1]
     rows = max(1, most_scores // max(1, most_seen))
     for first in range(0, X, rows):

@@ -25,13 +25,15 @@ _SHORTEST_SPLIT = 768  # columns
 
 def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     """As eprt.ops.linear.linear. bfloat16 x is quantised for fp8 weights, with a scale per row and 128 columns, and for
-    int8 weights, with a scale per row.
+    int8 weights, with a scale per row; fp4 weights become bfloat16 instead, without rounding.
 
     The kernel depends on the number of rows, so a row's last bits may depend on how many there are.
     """
     out_dtype = out_dtype or x_MK.dtype
     if w_NK.scale is not None and x_MK.dtype == torch.float32:
         y_MN = grouped_gemm(x_MK, w_NK)[0]
+    elif w_NK.is_fp4:
+        y_MN = grouped_gemm(x_MK, w_NK, dtype=out_dtype)[0]
     elif w_NK.data.dtype == torch.int8:
         y_MN = _int8_linear(*quantize_rows_int8(x_MK), w_NK, out_dtype)
     elif w_NK.scale is not None:
@@ -45,18 +47,22 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: 
     return y_MN.to(out_dtype)
 
 
-def silu_linear(x_MI2: Tensor, w_NI: Weight) -> Tensor:
+def silu_linear(x_MI2: Tensor, w_NI: Weight, limit: float | None = None) -> Tensor:
     """As eprt.ops.linear.silu_linear. bfloat16 x is quantised for fp8 or int8 weights by the kernel of silu_mul."""
-    if w_NI.scale is None or x_MI2.dtype == torch.float32:
-        return linear(silu_mul(x_MI2), w_NI)
+    if w_NI.scale is None or w_NI.is_fp4 or x_MI2.dtype == torch.float32:
+        return linear(silu_mul(x_MI2, limit), w_NI)
     if w_NI.data.dtype == torch.int8:
-        return _int8_linear(*silu_mul_quantize_int8(x_MI2), w_NI, x_MI2.dtype)
-    return fp8_linear(x_MI2, w_NI, x_MI2.dtype, silu_mul_quantize)
+        return _int8_linear(*silu_mul_quantize_int8(x_MI2, limit=limit), w_NI, x_MI2.dtype)
+
+    def quantise(x_MI2: Tensor, padded_to: int = 1) -> tuple[Tensor, Tensor]:
+        return silu_mul_quantize(x_MI2, padded_to, limit)
+
+    return fp8_linear(x_MI2, w_NI, x_MI2.dtype, quantise)
 
 
 def norm_linear(x_MK: Tensor, norm_weight_K: Tensor, eps: float, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
     """As eprt.ops.linear.norm_linear. bfloat16 x is quantised for fp8 or int8 weights by the kernel of the norm."""
-    if w_NK.scale is None or x_MK.dtype == torch.float32:
+    if w_NK.scale is None or w_NK.is_fp4 or x_MK.dtype == torch.float32:
         return linear(rms_norm(x_MK, norm_weight_K, eps), w_NK, bias_N)
     if w_NK.data.dtype == torch.int8:
         y_MN = _int8_linear(*rms_norm_quantize_int8(x_MK, norm_weight_K, eps), w_NK, x_MK.dtype)

@@ -42,13 +42,15 @@ def new_quantized(x: Tensor, size: int, padded_to: int) -> tuple[Tensor, Tensor]
     return data_MK, torch.empty(rows, groups, dtype=torch.float32, device=x.device)
 
 
-def launch(kernel: Any, x: Tensor, size: int, padded_to: int) -> tuple[Tensor, Tensor]:
-    """The result of quantize_rows, for the rows of `size` values that the kernel makes of x's rows."""
+def launch(kernel: Any, x: Tensor, size: int, padded_to: int, *given: float | None) -> tuple[Tensor, Tensor]:
+    """The result of quantize_rows, for the rows of `size` values that the kernel makes of x's rows.
+
+    given: arguments of the kernel that follow x."""
     rows, groups = x.shape[0], triton.cdiv(size, BLOCK)
     data_MK, scale_MG = new_quantized(x, size, padded_to)
     if rows:
         kernel[(rows, triton.cdiv(groups, _GROUPS))](
-            data_MK, scale_MG, x, x.stride(0), size, groups, *scale_MG.stride(), GROUPS=_GROUPS, SIZE=BLOCK
+            data_MK, scale_MG, x, *given, x.stride(0), size, groups, *scale_MG.stride(), GROUPS=_GROUPS, SIZE=BLOCK
         )
     return data_MK, scale_MG
 

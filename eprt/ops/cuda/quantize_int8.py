@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eprt.ops.cuda.norm import normalised, row_warps
 from eprt.ops.cuda.quantize import SMALLEST
-from eprt.ops.cuda.silu import silu
+from eprt.ops.cuda.silu import silu_times
 from eprt.ops.weight import BLOCK
 
 _SCALE_BLOCK = tl.constexpr(BLOCK)
@@ -40,6 +40,7 @@ def _quantize_rows_int8(
     x_scale,
     norm,
     count_E,
+    limit,
     row_stride,
     scale_stride,
     size,
@@ -50,8 +51,9 @@ def _quantize_rows_int8(
     EXPERTS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """One program per row. x_scale: of e4m3 rows; norm: weight of the RMSNorm before; GATED: silu(gate) * up before.
-    DTYPE: to which the values are rounded before they are quantised. Rows past the sum of count_E are left out."""
+    """One program per row. x_scale: of e4m3 rows; norm: weight of the RMSNorm before; GATED: silu(gate) * up before,
+    both cut to the limit. DTYPE: to which the values are rounded before they are quantised. Rows past the sum of
+    count_E are left out."""
     row = tl.program_id(0).to(tl.int64)
     if count_E is not None:
         expert = tl.arange(0, EXPERTS)
@@ -64,7 +66,7 @@ def _quantize_rows_int8(
         value *= tl.load(x_scale + row * scale_stride + column // _SCALE_BLOCK, mask=inside, other=0.0)
     if GATED:
         up = tl.load(x + row * row_stride + size + column, mask=inside, other=0.0).to(tl.float32)
-        value = silu(value) * up
+        value = silu_times(value, up, limit)
     if norm is not None:
         value = normalised(value, norm, column, size, eps)
     value = value.to(DTYPE).to(tl.float32)
@@ -87,9 +89,11 @@ def quantize_rows_int8(
     return _launch(x_MK, x_MK.shape[1], scale_MG=scale_MG, recv_count_E=recv_count_E)
 
 
-def silu_mul_quantize_int8(x_TI2: Tensor, recv_count_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """quantize_rows_int8(silu_mul(x), None, recv_count_E)"""
-    return _launch(x_TI2, x_TI2.shape[1] // 2, recv_count_E=recv_count_E, gated=True)
+def silu_mul_quantize_int8(
+    x_TI2: Tensor, recv_count_E: Tensor | None = None, limit: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """quantize_rows_int8(silu_mul(x, limit), None, recv_count_E)"""
+    return _launch(x_TI2, x_TI2.shape[1] // 2, recv_count_E=recv_count_E, gated=True, limit=limit)
 
 
 def rms_norm_quantize_int8(x_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -106,6 +110,7 @@ def _launch(
     norm_H: Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
+    limit: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     rows, num_experts = x.shape[0], 0 if recv_count_E is None else recv_count_E.shape[0]
     data_MK = torch.empty(rows, size, dtype=torch.int8, device=x.device)
@@ -119,6 +124,7 @@ def _launch(
             scale_MG,
             norm_H,
             recv_count_E,
+            limit,
             x.stride(0),
             0 if scale_MG is None else scale_MG.stride(0),
             size,

@@ -23,9 +23,15 @@ def refusal(query_XND: Tensor, key_pages: Tensor) -> str | None:
         return f"it takes an fp8 cache and bfloat16 queries, not {key_pages.dtype} and {query_XND.dtype}"
     if query_XND.shape[1:] != (index_scores.HEADS, index_scores.SIZE):
         return f"it takes {index_scores.HEADS} heads of {index_scores.SIZE} values, not {tuple(query_XND.shape[1:])}"
-    if key_pages.shape[1] % index_scores.PAGE_MULTIPLE or not key_pages.is_contiguous():
-        return f"it takes contiguous pages of a multiple of {index_scores.PAGE_MULTIPLE}, not {tuple(key_pages.shape)}"
+    if key_pages.shape[2] != index_scores.KEY_BYTES:
+        return f"it takes keys of {index_scores.KEY_BYTES} bytes, not {key_pages.shape[2]}"
+    if key_pages.shape[1] % index_scores.PAGE_MULTIPLE or not index_scores.reads(key_pages):
+        return f"it takes pages of a multiple of {index_scores.PAGE_MULTIPLE} keys side by side, not {_told(key_pages)}"
     return _refusal_of_device(query_XND.device.index) if query_XND.is_cuda else "it runs on GPUs"
+
+
+def _told(pages: Tensor) -> str:
+    return f"{tuple(pages.shape)} at distances {pages.stride()}"
 
 
 @functools.cache

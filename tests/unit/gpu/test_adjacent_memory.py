@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from eprt.ep.group.fd_desk import FdDesk
+from eprt.fd_desk import FdDesk
 from eprt.gpu import driver, shared_allocation, symmetric
 from eprt.gpu.adjacent_memory import AdjacentGpuMemory
 from eprt.gpu.driver import CudaError

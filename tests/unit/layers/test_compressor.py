@@ -6,6 +6,7 @@ import torch
 
 from eprt.layers.compressor import Compressor, CompressorWeights, first_needed, tokens_of
 from eprt.layers.norm import RMSNorm
+from eprt.ops.turned_rows import turn_rows
 
 D, TABLE = 8, torch.cat((torch.ones(600, 2), torch.zeros(600, 2)), dim=1)  # no rotation
 
@@ -33,6 +34,11 @@ def expected(one: Compressor, values: torch.Tensor, gates: torch.Tensor) -> torc
     return torch.stack(entries)
 
 
+def entries_of(one: Compressor, states: torch.Tensor, index_XR: np.ndarray, entry_X: np.ndarray) -> torch.Tensor:
+    pooled_XD = one.pool(states, torch.from_numpy(index_XR))
+    return turn_rows(pooled_XD.unsqueeze(1), one.rotation(torch.from_numpy(entry_X)), one.norm).squeeze(1)
+
+
 @pytest.mark.parametrize(("ratio", "num"), [(4, 23), (128, 260)])
 @pytest.mark.parametrize("chunk", [1, 3, 5, 127, 128, 129, 1000])
 def test_entries_do_not_depend_on_how_tokens_are_cut(ratio, num, chunk):
@@ -46,9 +52,9 @@ def test_entries_do_not_depend_on_how_tokens_are_cut(ratio, num, chunk):
         assert start - first < 2 * ratio
         entry_X = np.arange(start // ratio, end // ratio)
         position_XR = tokens_of(ratio, entry_X)
-        index_XR = torch.from_numpy(np.where(position_XR < 0, -1, position_XR - first))
-        entries.append(one.pool(states[first:end], index_XR, torch.from_numpy(entry_X)))
-    every = tokens_of(ratio, np.arange(num // ratio))
-    whole = one.pool(states, torch.from_numpy(every.clip(min=-1)), torch.arange(num // ratio))
+        index_XR = np.where(position_XR < 0, -1, position_XR - first)
+        entries.append(entries_of(one, states[first:end], index_XR, entry_X))
+    all_X = np.arange(num // ratio)
+    whole = entries_of(one, states, tokens_of(ratio, all_X).clip(min=-1), all_X)
     assert torch.equal(torch.cat(entries), whole)
     torch.testing.assert_close(whole, expected(one, *product.chunk(2, dim=1)), rtol=1e-4, atol=1e-5)

@@ -70,14 +70,32 @@ def test_entries_are_made_of_tokens_that_tails_keep_and_of_new_ones(ratio):
         assert position < SPANS[request][0] and SPANS[request][0] - position <= (7 if ratio == 4 else 127)
 
 
-def test_rings_keep_the_latest_rows_but_of_requests_that_leave_bookmarks():
-    plan = HybridPlan(batch(SPANS, bookmarks=(TailMove(3, 256, (9,)),)), WINDOW)
+def test_rings_keep_the_latest_rows_of_each_request():
+    plan = HybridPlan(batch(SPANS), WINDOW)
     writes = plan.groups[0].writes(8)
     got = list(zip(writes.request_Y.tolist(), writes.position_Y.tolist(), writes.at_Y.tolist()))
     want = [(0, p, p) for p in range(5)] + [(1, 130, 5)] + [(2, p, p + 3) for p in range(132, 140)]
-    assert got == want
-    (span,) = [span for span in plan.spans if span.bookmarks]
-    assert span.row_of(256) == 144 and span.bookmarks[0][0] == 256
+    assert got == [*want, (3, 255, 143), (3, 256, 144)]
+
+
+def test_bookmarks_are_made_of_windows_and_of_the_tokens_of_the_last_entry():
+    spans = [(0, 5), (255, 257), (130, 600)]
+    bookmarks = (TailMove(1, 256, (9,)), TailMove(2, 256, (7,)), TailMove(2, 512, (8,)))
+    plan = HybridPlan(batch(spans, bookmarks=bookmarks), WINDOW)
+    (group,) = plan.groups
+    assert group.bookmarks is not None and group.marked_NW is not None and group.takeovers is None
+    assert group.bookmarks.bookmark_NG.tolist() == [[9], [7], [8]] and group.bookmarks.end_N.tolist() == [256, 256, 512]
+    local: list[Any] = [None] * plan.num_local
+    before = group.before
+    for request, position, at in zip(before.request_Y.tolist(), before.position_Y.tolist(), before.at_Y.tolist()):
+        local[at] = (request, position)
+    for at, request, position in zip(plan.local_T.tolist(), plan.request_T.tolist(), plan.position_T.tolist()):
+        local[at] = (request, position)
+    for at_W, (request, end) in zip(group.marked_NW.tolist(), ((1, 256), (2, 256), (2, 512))):
+        assert [local[at] for at in at_W] == [(request, p) for p in range(end - WINDOW, end)]
+    closed = group.closed(4)
+    assert closed is not None and closed.entry_X[closed.marked_N].tolist() == [63, 63, 127]
+    assert closed.request_X[closed.marked_N].tolist() == [1, 2, 2]
 
 
 def test_drafts_of_a_request_are_put_together():

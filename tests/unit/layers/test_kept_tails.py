@@ -8,6 +8,8 @@ import torch
 from eprt.layers.batch import ForwardBatch, TailMove
 from eprt.layers.hybrid_cache import LayerPages, Ring
 from eprt.layers.kept_tails import KeptTails
+from eprt.ops.entry_format import EntryFormat
+from eprt.ops.index_format import IndexFormat
 
 
 def batch(*spans: tuple[int, int, int], takeover: bool = False) -> ForwardBatch:
@@ -30,7 +32,8 @@ def batch(*spans: tuple[int, int, int], takeover: bool = False) -> ForwardBatch:
 
 @pytest.fixture
 def layer() -> LayerPages:
-    return LayerPages(6, 0, {"window": Ring(0, torch.zeros(6, 8, 2))}, {}, {}, {})
+    formats = EntryFormat(2, 2, torch.float32), IndexFormat(2, torch.float32)
+    return LayerPages(6, 0, {"window": Ring(0, torch.zeros(6, 8, 2))}, {}, {}, *formats)
 
 
 def write(kept: KeptTails, layer: LayerPages, value: int, *spans: tuple[int, int, int], **options: Any) -> list[float]:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from eprt.ep.placement.slot_map import SlotMap, SlotTable
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.models.loader import load_model
 from eprt.ops.known_rows import KnownRows
+from eprt.ops.weight import GPU_FP4_SCALES, quantize_fp4, require_gpu_scales
 from tests import tiny
 from tests.fake_gpu import Group
 from tests.paths import DEMO
@@ -121,16 +123,39 @@ def test_a_slot_table_follows_every_placement(in_place):
 
 
 def test_experts_tell_the_products_what_the_host_knows(monkeypatch):
-    """Counts that the exchange knew, and where the slots' matrices lie now; nothing where it did not."""
-    pool = ExpertPool(MoEConfig(8, 4, num_experts=5, top_k=1, dtype=torch.float32), 5)
+    """Counts that the exchange knew, and where the slots' matrices lie now; nothing where it did not. And the limit,
+    also where the products are two calls."""
+    pool = ExpertPool(MoEConfig(8, 4, num_experts=5, top_k=1, swiglu_limit=7.0, dtype=torch.float32), 5)
     told, experts = [], Experts(2, pool)
-    monkeypatch.setattr("eprt.ops.grouped_experts", lambda *inputs: told.append(inputs[-3:]) or inputs[4])
+    monkeypatch.setattr("eprt.ops.grouped_experts", lambda *inputs: told.append(inputs[-4:]) or inputs[4])
+    monkeypatch.setattr("eprt.ops.experts_up", lambda *inputs: told.append(inputs[-3:]))
+    monkeypatch.setattr("eprt.ops.experts_down", lambda inner, w2, out_RH, *rest: out_RH)
     experts.place([3, 1])
     x_RH, count_E = torch.zeros(7, 8), torch.tensor([5, 2], dtype=torch.int32)
     experts(Received(x_RH, count_E, counts=(5, 2)), x_RH, 7)
     experts(Received(x_RH, count_E), x_RH, num_sms=3)
-    assert told == [(7, None, KnownRows((5, 2), [3, 1])), (None, 3, None)]
+    experts(Received(x_RH, count_E), x_RH, 7, signal=Mock(), num_sms=3)
+    assert told == [(7, None, KnownRows((5, 2), [3, 1]), 7.0), (None, 3, None, 7.0), (7, 3, 7.0)]
     assert KnownRows((5, 0, 2), [0, 1, 2]).mean_rows == 3.5 and KnownRows((0,), [0]).mean_rows == 0
+
+
+def test_scales_of_fp4_that_gpus_cannot_hold_are_refused_there_alone():
+    """Before anything of the expert is copied."""
+    weights = [quantize_fp4(torch.ones(32, 32)) for _ in range(3)]
+    config = MoEConfig(32, 32, num_experts=1, top_k=1, weight_format="fp4", dtype=torch.float32)
+    pool = ExpertPool(config, 1)
+    scale = weights[2].scale
+    assert scale is not None
+    scale[5, 0] = GPU_FP4_SCALES[-1]
+    pool.fill_buffer(0, *weights)
+    require_gpu_scales(pool.w2)
+    scale[5, 0] += 1
+    pool.fill_buffer(0, *weights)
+    with pytest.raises(ValueError, match=r"scales up to 2\^34, GPUs compute with at most 2\^33; use CPU ranks"):
+        require_gpu_scales(pool.w2)
+    pool.device = torch.device("cuda")
+    with pytest.raises(ValueError, match="use CPU ranks"):
+        pool.fill_buffer(0, *weights)
 
 
 def test_padding_goes_to_no_expert():

@@ -17,7 +17,7 @@ HIDDEN, WIDTH, EXPERTS, TOP_K = (
 RANKS, TOKENS = (2, 4, 8), (1, 8, 32, 128, 512, 1024, 4096)
 
 
-@pytest.mark.parametrize("weight_format", ["fp8", "same"])
+@pytest.mark.parametrize("weight_format", ["fp8", "same", "int8", "fp4"])
 def test_between_gpus_of_one_nvlink_host_no_shape_pays(weight_format):
     """Few tokens or many, narrow or wide: sending tile by tile gains nothing there, as the documentation says."""
     for hidden, width, experts, top_k in product(HIDDEN, WIDTH, EXPERTS, TOP_K):

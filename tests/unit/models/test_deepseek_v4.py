@@ -3,14 +3,15 @@ turned around must show."""
 
 import dataclasses
 import functools
+import sys
 from typing import Any
 
 import pytest
 import torch
 
-from eprt import EngineConfig, EPGroup, SamplingParams
+from eprt import EngineConfig, EPGroup, SamplingParams, ops
 from eprt.engine.engine import Engine
-from eprt.layers import compressed_attention, compressor, entry_indexer, hyper_connections
+from eprt.layers import compressed_attention, compressor, entry_indexer
 from eprt.layers.compressed_attention import CompressedAttention
 from eprt.layers.compressor import Compressor
 from eprt.layers.entry_indexer import EntryIndexer
@@ -18,10 +19,10 @@ from eprt.layers.hyper_connections import StreamMix
 from eprt.layers.kept_tails import KeptTails
 from eprt.layers.rope import cos_sin_table
 from eprt.models.loader import load_model
-from eprt.ops.elementwise import Rotation
 from tests import reference_v4, tiny_v4
 from tests.paged_v4 import HybridRunner
 
+attention_ops = sys.modules["eprt.ops.shared_attention"]  # the module: ops has the function under this name
 TOLERANCE, VISIBLE = 1e-4, 1e-2  # of log-probabilities: rounding; what the whole model may be off by
 NUM_TOKENS = 522
 
@@ -163,8 +164,8 @@ def _output_not_turned_back(monkeypatch, model):
     def turned(*args, backwards=False, **options):
         return turn(*args, **options)
 
-    turn = compressed_attention.turn_rows
-    monkeypatch.setattr(compressed_attention, "turn_rows", turned)
+    turn = attention_ops.turn_rows
+    monkeypatch.setattr(attention_ops, "turn_rows", turned)
 
 
 def _window_of_127(monkeypatch, model):
@@ -188,7 +189,8 @@ def _rotation_by_halves(monkeypatch, model):
         return torch.cat((out[..., :-num], pairs.transpose(-1, -2).flatten(-2)), dim=-1)
 
     turn = compressed_attention.turn_rows
-    monkeypatch.setattr(compressed_attention, "turn_rows", turned)
+    for module in (compressed_attention, ops, attention_ops):  # queries, keys, output
+        monkeypatch.setattr(module, "turn_rows", turned)
 
 
 def _one_table_of_rotations(monkeypatch, model):
@@ -205,7 +207,7 @@ def _rotations_scaled_by_yarn(monkeypatch, model):
 
 def _groups_of_heads_interleaved(monkeypatch, model):
     def turned(self, out_TND):
-        groups = len(self.weights.o_a)
+        groups = self.weights.o_a.shape[0]
         return project(self, out_TND.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2))
 
     project = CompressedAttention._project_out
@@ -236,10 +238,12 @@ def _halves_of_channels_exchanged(monkeypatch, model):
 
 
 def _entries_rotated_by_their_last_token(monkeypatch, model):
-    turn = compressor.turn_rows
-    monkeypatch.setattr(
-        compressor, "turn_rows", lambda x, r, norm: turn(x, Rotation(r.cos_sin_PR, r.position_T + 3, True), norm)
-    )
+    rotation = Compressor.rotation
+
+    def turned(self, entry):
+        return dataclasses.replace(rotation(self, entry), position_T=entry * self.ratio + 3)
+
+    monkeypatch.setattr(Compressor, "rotation", turned)
 
 
 def _places_in_windows_left_out(monkeypatch, model):
@@ -248,8 +252,11 @@ def _places_in_windows_left_out(monkeypatch, model):
 
 
 def _index_rotated_by_halves(monkeypatch, model):
-    rotate = entry_indexer.rotate_last
-    monkeypatch.setattr(entry_indexer, "rotate_last", lambda x, r: rotate(x, dataclasses.replace(r, interleaved=False)))
+    def turned(x, rotation, dtype):
+        still, turning = x.tensor_split([-rotation.cos_sin_PR.shape[1]], dim=-1)
+        return torch.cat((still, ops.rope(turning, dataclasses.replace(rotation, interleaved=False))), dim=-1)
+
+    monkeypatch.setattr(entry_indexer, "turned_queries", turned)
 
 
 def _worst_entries_chosen(monkeypatch, model):
@@ -264,7 +271,7 @@ def _worst_entries_chosen(monkeypatch, model):
 
 def _streams_mixed_the_other_way(monkeypatch, model):
     turned = functools.partial(reference_v4.mix_streams, turned=True)
-    monkeypatch.setattr(hyper_connections.streams, "mix_streams", turned)
+    monkeypatch.setattr(ops, "mix_streams", turned)
 
 
 def _a_single_sinkhorn_step(monkeypatch, model):
@@ -280,7 +287,7 @@ def _outputs_not_doubled(monkeypatch, model):
 
 def _streams_not_normalised(monkeypatch, model):
     turned = functools.partial(reference_v4.mix_streams, normalised=False)
-    monkeypatch.setattr(hyper_connections.streams, "mix_streams", turned)
+    monkeypatch.setattr(ops, "mix_streams", turned)
 
 
 def _gate_of_sigmoids(monkeypatch, model):

@@ -112,13 +112,11 @@ def test_other_configurations_are_refused(directory, fields, message):
         load(directory)
 
 
-def test_options_that_v4_does_not_have_yet_are_refused(directory):
-    with pytest.raises(
-        ValueError, match=r"--device cuda: DeepSeek V4 runs on CPU ranks only so far; give --device cpu"
-    ):
-        read_model_config(EngineConfig(str(directory), device="cuda"))
-    with pytest.raises(ValueError, match=r"--page-size 64: .* 256 positions; leave it out, or give 256"):
-        load(directory, page_size=64)
+def test_pages_are_of_256_positions_on_every_device(directory):
+    for device in ("cpu", "cuda"):
+        with pytest.raises(ValueError, match=r"--page-size 32: .* 256 positions; leave it out, or give 256"):
+            read_model_config(EngineConfig(str(directory), device=device, page_size=32))
+        read_model_config(EngineConfig(str(directory), device=device))
     load(directory, page_size=256)
 
 

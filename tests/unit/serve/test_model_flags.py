@@ -47,7 +47,16 @@ def refusal(model_dir: str, *flags: str) -> str:
             "--prompt-ranks 2: one prompt over .* not with V4; leave",
         ),
         (DEMO_V4, ["--page-size", "32"], "--page-size 32: .* stands for 256 positions; leave it out, or give 256"),
-        (DEMO_V4, ["--device", "cuda"], "--device cuda: DeepSeek V4 runs on CPU ranks only so far; give --device cpu"),
+        (
+            DEMO_V4,
+            ["-n", "2", "--device", "cuda", "--max-lost-ranks", "1"],
+            "--max-lost-ranks 1: DeepSeek V4 goes on without lost ranks on CPUs only so far; leave it out, or give",
+        ),
+        (
+            DEMO_V4,
+            ["-n", "2", "--device", "cuda", "--wire", "nvshmem"],
+            "--wire nvshmem: DeepSeek V4 is served on the GPUs of one host only so far; leave it out, or give",
+        ),
         (DEMO, ["--index-cache-dtype", "fp4"], "--index-cache-dtype fp4: only DeepSeek V4's indexer has such a cache"),
         (DEMO, ["-n", "8", "--attention-tp", "8"], r"--attention-tp 8: this model has 4 heads: must be in 1\.\.4"),
         (
@@ -64,6 +73,8 @@ def test_what_the_model_does_not_allow_is_one_line(model, flags, words):
 
 
 def test_what_the_model_allows_is_taken():
+    assert refusal(DEMO_V4, "--device", "cuda", "--num-speculative-tokens", "2", "--kv-cache-dtype", "fp8") == ""
+    assert refusal(DEMO_V4, "-n", "2", "--max-lost-ranks", "1") == ""
     assert refusal(DEMO_V4, "--page-size", "256", "--index-cache-dtype", "fp4", "--overlap", "tbo") == ""
     assert refusal(DEMO, "-n", "4", "--attention-tp", "4", "--num-speculative-tokens", "2") == ""
 

@@ -21,7 +21,8 @@ def calls(monkeypatch):
     """What the kernel was called with; it fills y with the number of the call."""
     made = []
 
-    def product(x, w, count, matrix, y, gated, num_sms):
+    def product(x, w, count, matrix, y, gated, num_sms, limit):
+        assert limit == (7.0 if gated else None), "cuts what enters silu, and nothing else"
         made.append((w, matrix, gated, num_sms))
         y.fill_(len(made))
 
@@ -44,7 +45,7 @@ COUNT = torch.zeros(EXPERTS, dtype=torch.int32)
 
 def test_many_rows_per_expert_are_computed_in_large_tiles(calls):
     w13, w2 = weights()
-    y = grouped_bf16(rows(), w13, COUNT, None, gated=True)
+    y = grouped_bf16(rows(), w13, COUNT, None, gated=True, limit=7.0)
     assert y is not None and y.shape == (ROWS, WIDTH) and (y == 1).all()
     out = torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16)
     assert grouped_bf16(torch.zeros_like(y), w2, COUNT, COUNT, out_RN=out, num_sms=100) is out and (out == 2).all()
@@ -69,11 +70,11 @@ def test_others_are_not(calls, monkeypatch):
 
 def test_both_products_of_a_layer_use_it_and_one_that_tells_its_tiles_does_not(calls, monkeypatch):
     w13, w2 = weights()
-    y = experts.grouped_experts(rows(), COUNT, w13, w2, matrix_E=COUNT, num_sms=88)
+    y = experts.grouped_experts(rows(), COUNT, w13, w2, matrix_E=COUNT, num_sms=88, limit=7.0)
     assert y.shape == (ROWS, HIDDEN) and y.dtype == torch.bfloat16 and (y == 2).all()
     assert [(gated, sms) for _, _, gated, sms in calls] == [(True, 88), (False, 88)]
     told = []
     monkeypatch.setattr(experts, "grouped_gemm", lambda *args, **kwargs: told.append(kwargs["signal"]) or (y, None))
-    gated = experts.experts_up(rows(), COUNT, w13)
+    gated = experts.experts_up(rows(), COUNT, w13, limit=7.0)
     signal: Any = object()
     assert experts.experts_down(gated, w2, signal=signal) is y and told == [signal] and len(calls) == 3
