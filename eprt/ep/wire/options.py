@@ -68,7 +68,7 @@ class WireOptions:
     def from_text(cls, text: str) -> "WireOptions":
         """ "paced:gbps=25,latency_us=3"; ValueError names what is wrong and what there is."""
         kind, _, settings = text.partition(":")
-        types = {each.name: each.type for each in fields(cls) if each.name not in ("kind", "gpu")}
+        types: dict[str, Any] = {each.name: each.type for each in fields(cls) if each.name not in ("kind", "gpu")}
         values: dict[str, Any] = {}
         if kind == "nvshmem":
             kind, values["gpu"] = "tcp", kind
