@@ -20,8 +20,8 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
     "device": (None, "cpu, cuda (a GPU for each rank) or auto; default %(default)s"),
     "prompt_ranks": (
         "N",
-        "CPU ranks that compute each other's prompts, a part of the tokens each: the first token comes sooner while "
-        "some have nothing to do; default %(default)s: each its own (docs/prompt-ranks.md)",
+        "ranks of one host that compute each other's prompts, a part of the tokens each: the first token comes sooner "
+        "while some have nothing to do; default %(default)s: each its own (docs/prompt-ranks.md)",
     ),
     "attention_tp": (
         "N",
