@@ -24,7 +24,8 @@ from eprt.gpu.driver import api, check
 from eprt.gpu.shared_allocation import AddressRange
 from eprt.kv.gpu_pages import GpuPages
 from eprt.kv.page_runs import page_runs
-from eprt.kv.reader import PageSource, open_reader
+from eprt.kv.peer import PeerReader
+from eprt.kv.reader import PageReader, PageSource, open_reader
 
 NUM_LAYERS, PAGE_SIZE, WIDTH = 62, 64, 576  # DeepSeek-V3's, and the MTP layer
 NUM_PAGES, NUM_PULLED = 256, 64  # of a cache, and of a prompt of 4096 tokens
@@ -122,6 +123,7 @@ def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> 
         begin_s = time.perf_counter()
         reader = open_reader(source)
         opened_s = time.perf_counter() - begin_s
+        fewer = {name: PeerReader(source, num) for num, name in enumerate(("one_stream", "two_streams"), 1)}
         for layout, pages in _layouts(rng).items():
             host_s: list[float] = []
 
@@ -140,7 +142,17 @@ def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> 
                 check(api().cuMemcpyAsync(mine, theirs, _PULLED_BYTES, raw), "copying")
                 stream.synchronize()
 
-            ways: dict[str, Any] = {"pull": pull, "checked": checked, "copy": copy}
+            def sums(pages: tuple[list[int], list[int]] = pages) -> None:
+                cache.checksums(pages[1])
+
+            ways: dict[str, Any] = {"pull": pull, "checked": checked, "sums": sums, "copy": copy}
+            for name, other in fewer.items():
+
+                def pull_by(other: PageReader = other, pages: tuple[list[int], list[int]] = pages) -> None:
+                    other.read_pages(pages[0], cache.bytes_LPB, pages[1])
+                    stream.synchronize()
+
+                ways[name] = pull_by
             try:
                 others = _other_ways(theirs, mine, pages, stream)
                 for way in others.values():
@@ -153,12 +165,13 @@ def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> 
             row |= {"calls": len(page_runs(*pages)), "host_ms": sorted(host_s)[len(host_s) // 2] * 1e3}
             for name, timing in times.items():
                 row |= timing.columns(name, "ms")
-            row["pull_gb_per_s"] = _PULLED_BYTES / times["pull"].median_s / 1e9
+            row |= {f"{name}_gb_per_s": _PULLED_BYTES / times[name].median_s / 1e9 for name in ("pull", "sums")}
             row["ratio"] = times["copy"].median_s / times["pull"].median_s
             row["checked_ratio"] = times["copy"].median_s / times["checked"].median_s
             report.add_row(part="pull", **row, open_ms=opened_s * 1e3)
         assert (cache.bytes_LPB[0][:, pages[1]] == 1).all(), "pages have arrived"
-        reader.close()
+        for each in (reader, *fewer.values()):
+            each.close()
     torch.cuda.set_stream(torch.cuda.default_stream())
     cache.close()
 
