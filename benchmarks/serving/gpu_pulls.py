@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -112,6 +113,30 @@ def _other_ways(
     return ways
 
 
+def _pulls(
+    cache: GpuPages, readers: dict[str, PageReader], pages: tuple[list[int], list[int]], host_s: list[float]
+) -> dict[str, Any]:
+    """A pull by each reader, one with checksums, and these alone. host_s: gets the host's time in each of the first."""
+    stream = torch.cuda.current_stream()
+
+    def pull_by(reader: PageReader) -> None:
+        reader.read_pages(pages[0], cache.bytes_LPB, pages[1])
+        stream.synchronize()
+
+    def pull() -> None:
+        begin_s = time.perf_counter()
+        readers["pull"].read_pages(pages[0], cache.bytes_LPB, pages[1])
+        host_s.append(time.perf_counter() - begin_s)
+        stream.synchronize()
+
+    def checked() -> None:
+        readers["pull"].read_pages(pages[0], cache.bytes_LPB, pages[1])
+        cache.checksums(pages[1])
+
+    fewer = {name: partial(pull_by, reader) for name, reader in readers.items() if name != "pull"}
+    return {"pull": pull, "checked": checked, "sums": partial(cache.checksums, pages[1]), **fewer}
+
+
 def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> None:
     """A prompt's pages against one copy of as many bytes."""
     gpu, rng = torch.cuda.device_count() - 1, random.Random(0)
@@ -120,39 +145,18 @@ def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> 
     stream = torch.cuda.current_stream()
     with _mapped(source, gpu) as theirs:
         mine = cache.bytes_LPB[0].data_ptr()
+
+        def copy() -> None:
+            check(api().cuMemcpyAsync(mine, theirs, _PULLED_BYTES, stream.cuda_stream), "copying")
+            stream.synchronize()
+
         begin_s = time.perf_counter()
-        reader = open_reader(source)
+        readers = {"pull": open_reader(source)}
         opened_s = time.perf_counter() - begin_s
-        fewer = {name: PeerReader(source, num) for num, name in enumerate(("one_stream", "two_streams"), 1)}
+        readers |= {"one_stream": PeerReader(source, 1), "two_streams": PeerReader(source, 2)}
         for layout, pages in _layouts(rng).items():
             host_s: list[float] = []
-
-            def pull(pages: tuple[list[int], list[int]] = pages, host_s: list[float] = host_s) -> None:
-                begin_s = time.perf_counter()
-                reader.read_pages(pages[0], cache.bytes_LPB, pages[1])
-                host_s.append(time.perf_counter() - begin_s)
-                stream.synchronize()
-
-            def checked(pull: Callable[[], None] = pull, pages: tuple[list[int], list[int]] = pages) -> None:
-                pull()
-                cache.checksums(pages[1])
-
-            def copy() -> None:
-                raw = stream.cuda_stream
-                check(api().cuMemcpyAsync(mine, theirs, _PULLED_BYTES, raw), "copying")
-                stream.synchronize()
-
-            def sums(pages: tuple[list[int], list[int]] = pages) -> None:
-                cache.checksums(pages[1])
-
-            ways: dict[str, Any] = {"pull": pull, "checked": checked, "sums": sums, "copy": copy}
-            for name, other in fewer.items():
-
-                def pull_by(other: PageReader = other, pages: tuple[list[int], list[int]] = pages) -> None:
-                    other.read_pages(pages[0], cache.bytes_LPB, pages[1])
-                    stream.synchronize()
-
-                ways[name] = pull_by
+            ways = {**_pulls(cache, readers, pages, host_s), "copy": copy}
             try:
                 others = _other_ways(theirs, mine, pages, stream)
                 for way in others.values():
@@ -170,8 +174,8 @@ def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> 
             row["checked_ratio"] = times["copy"].median_s / times["checked"].median_s
             report.add_row(part="pull", **row, open_ms=opened_s * 1e3)
         assert (cache.bytes_LPB[0][:, pages[1]] == 1).all(), "pages have arrived"
-        for each in (reader, *fewer.values()):
-            each.close()
+        for reader in readers.values():
+            reader.close()
     torch.cuda.set_stream(torch.cuda.default_stream())
     cache.close()
 
