@@ -6,8 +6,9 @@
 Layers have DeepSeek-V3's width, --experts experts and dummy weights; there are --layers of them.
 
     pull      a prompt of 4096 tokens (62 layers' bytes) out of another process's GPU, against one plain copy of as many
-              bytes (copy_ms): calls to the driver, and the host's time in them; the same by a call for each piece
-              (pieces_ms), and by one cuMemcpyBatchAsync for all (batch_ms)
+              bytes (copy_ms): calls to the driver, and the host's time in them; with all checksums (checked_ms), and
+              these alone (sums_ms); the same by fewer streams, by a call for each piece (pieces_ms), and by one
+              cuMemcpyBatchAsync for all (batch_ms)
     steps     steps of 32 decodes while such prompts are pulled and checked, against steps alone
     tails     time between tokens of 32 streams: alone, and beside prompts of 4096 tokens at 0.4 of what one prefill
               instance computes. 1 + 1 instances, and the same two GPUs as one group of two ranks, by chunk size
@@ -19,11 +20,13 @@ After --limit seconds no further part is begun; the file says which are missing.
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import random
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,15 +48,26 @@ NEEDS = "2 GPUs with NVLink"
 PARTS = ("pull", "steps", "tails", "goodput")
 STREAMS, PROMPT_TOKENS, SHARE = 32, 4096, 0.4
 FULL_LAYERS = 61
-_START_S = 120.0
-_ALONE_S, _BESIDE_S = 2.5, 6.0
+_START_S = 70.0
+_ALONE_S, _BESIDE_S = 2.0, 5.0
 
 
 def server_flags(args: argparse.Namespace, chunk_size: int) -> list[str]:
     flags = ["--device", "cuda", "--load-format", "dummy", "--num-hidden-layers", str(args.layers)]
     flags += ["--skip-tokenizer-init", "--spare-experts", "0", "--ep-payload", "fp8", "--bind", "none"]
-    flags += ["--max-num-seqs", "128", "--low-latency-max-tokens", "128", "--graph-sizes", "16", "32", "64", "128"]
-    flags += ["--kv-cache-gb", "12", "--max-model-len", "16384", "--max-queue", "100000"]
+    flags += [
+        "--max-num-seqs",
+        "128",
+        "--low-latency-max-tokens",
+        "128",
+        "--graph-sizes",
+        "16",
+        "32",
+        "48",
+        "64",
+        "128",
+    ]
+    flags += ["--kv-cache-gb", "4", "--max-model-len", "16384", "--max-queue", "100000"]
     return [*flags, "--chunk-size", str(chunk_size)]
 
 
@@ -112,7 +126,7 @@ class TailsBench:
         for name, gaps in (("alone", alone), ("beside", beside)):
             row |= {f"{name}_p{percent}_ms": quantile(gaps, percent / 100) * 1e3 for percent in (50, 99)}
         row["ttft_p50_ms"] = quantile(sorted(ttft_s), 0.5) * 1e3 if ttft_s else float("nan")
-        return row | {"p99_over_p50_alone": row["beside_p99_ms"] / row["alone_p50_ms"]}
+        return row | {f"p99_over_alone_p{p}": row["beside_p99_ms"] / row[f"alone_p{p}_ms"] for p in (50, 99)}
 
     async def _prompts(self, per_s: float, begin_s: float) -> tuple[list[float], int]:
         """Times to the first token of those that have one in time, and how many have none."""
@@ -133,50 +147,92 @@ class TailsBench:
         )
 
 
-async def measure_server(
-    report: BenchmarkReport,
-    args: argparse.Namespace,
-    server: RunningServer,
-    what: dict[str, Any],
-    capacity: float | None,
-) -> float:
-    """Both parts that need a server. capacity: tokens per second of one prefill instance, None: measured here."""
-    bench = TailsBench(server.url, server.model)
-    try:
+class ServersBench:
+    """The servers, and their rows: each is written when it is there.
+
+    Args:
+        args: of the command line.
+        deadline_s: after which nothing more is begun.
+    """
+
+    def __init__(self, report: BenchmarkReport, args: argparse.Namespace, deadline_s: float):
+        self._report, self._args, self._deadline_s = report, args, deadline_s
+        self._capacity = 0.0  # tokens of prompts per second, of one prefill instance
+
+    def measure(self, model_dir: Path) -> None:
+        """All servers are started at once; those that are not measured are idle."""
+        apart = ["--prefill", "1", "--decode", "1", "--local-prefill-tokens", "0"]
+        servers = [({"server": "apart", "chunk_size": 8192}, 0, apart)]
+        servers += [({"server": "together", "chunk_size": size}, 2, []) for size in self._args.chunk_size]
+        with contextlib.ExitStack() as stack:
+            started = []
+            for what, num_ranks, flags in servers:
+                flags = [*flags, *server_flags(self._args, what["chunk_size"])]
+                server = RunningServer(model_dir, num_ranks, *flags, timeout_s=_START_S)
+                stack.callback(server.kill)
+                started.append((what, server))
+            ready = [(what, server) for what, server in started if self._wait_ready(what, server)]
+            for part, measure in (("tails", self._tails), ("goodput", self._goodput)):
+                for what, server in ready if part in self._args.parts else ():
+                    if time.monotonic() > self._deadline_s:
+                        self._add(part="not measured", wanted=part, **what)
+                        continue
+                    try:
+                        asyncio.run(measure(what, server))
+                    except Exception:  # the other servers can still be measured
+                        traceback.print_exc()
+                        print(server.output()[-2000:], flush=True)
+                        self._add(part="failed", wanted=part, **what)
+
+    def _wait_ready(self, what: dict[str, Any], server: RunningServer) -> bool:
+        try:
+            server.wait_ready()
+        except (RuntimeError, TimeoutError) as error:
+            print(f"{what}: {str(error)[-2000:]}", flush=True)
+            self._add(part="not started", **what)
+            return False
+        return True
+
+    def _add(self, **row: Any) -> None:
+        self._report.add_row(**row)
+        self._report.write(self._args.out)
+        print(json.dumps(row), flush=True)
+
+    async def _prepare(self, server: RunningServer) -> tuple[TailsBench, float]:
+        bench = TailsBench(server.url, server.model)
         await bench.capacity(2)
         measured = await bench.capacity()
-        capacity = capacity or measured
-        if "tails" in args.parts:
-            row = await bench.tails(SHARE * capacity / PROMPT_TOKENS)
-            report.add_row(part="tails", **what, prompt_tokens_per_s=measured, **row)
-    finally:
-        await bench.close()
-    scale = args.layers / FULL_LAYERS
-    tiers = Tier("full", 1.5, 0.05), Tier("scaled", 1.5 * scale, 0.05 * scale)
-    for seed, share in enumerate(args.shares if "goodput" in args.parts else ()):
-        rate = share * capacity / args.input_tokens
-        load = OpenLoopLoad(rate, args.seconds, args.input_tokens, args.output_tokens, 0.5, 500, seed)
-        served, took_s = await drive(server.url, server.model, load)
-        row = summary(load, served, took_s, tiers)
-        per_gpu = {f"{tier.name}_goodput_gpu": row[f"{tier.name}_goodput"] / 2 for tier in tiers}
-        report.add_row(part="goodput", **what, share=share, **row, **per_gpu)
-    return capacity
+        self._capacity = self._capacity or measured  # the first server's
+        return bench, measured
 
+    async def _tails(self, what: dict[str, Any], server: RunningServer) -> None:
+        bench, measured = await self._prepare(server)
+        try:
+            row = await bench.tails(SHARE * self._capacity / PROMPT_TOKENS)
+            self._add(part="tails", **what, prompt_tokens_per_s=measured, **row)
+        finally:
+            await bench.close()
 
-def measure_servers(report: BenchmarkReport, args: argparse.Namespace, model_dir: Path, deadline_s: float) -> None:
-    """1 + 1 instances, and one group by chunk size; what is measured is written after each."""
-    apart = ["--prefill", "1", "--decode", "1", "--local-prefill-tokens", "0"]
-    servers = [({"server": "apart", "chunk_size": 8192}, 0, apart)]
-    servers += [({"server": "together", "chunk_size": size}, 2, []) for size in args.chunk_size]
-    capacity = None
-    for what, num_ranks, flags in servers:
-        if time.monotonic() > deadline_s:
-            report.add_row(part="not measured", **what)
-            continue
-        flags = [*flags, *server_flags(args, what["chunk_size"])]
-        with RunningServer(model_dir, num_ranks, *flags, timeout_s=_START_S) as server:
-            capacity = asyncio.run(measure_server(report, args, server, what, capacity))
-        report.write(args.out)
+    async def _goodput(self, what: dict[str, Any], server: RunningServer) -> None:
+        """Rates rise for as long as at least half of the requests meet the full limits."""
+        args = self._args
+        if not self._capacity:
+            bench, _ = await self._prepare(server)
+            await bench.close()
+        scale = args.layers / FULL_LAYERS
+        tiers = Tier("full", 1.5, 0.05), Tier("scaled", 1.5 * scale, 0.05 * scale)
+        for seed, share in enumerate(args.shares):
+            if time.monotonic() > self._deadline_s:
+                self._add(part="not measured", wanted="goodput", share=share, **what)
+                continue
+            rate = share * self._capacity / args.input_tokens
+            load = OpenLoopLoad(rate, args.seconds, args.input_tokens, args.output_tokens, 0.5, 500, seed)
+            served, took_s = await drive(server.url, server.model, load)
+            row = summary(load, served, took_s, tiers)
+            per_gpu = {f"{tier.name}_goodput_gpu": row[f"{tier.name}_goodput"] / 2 for tier in tiers}
+            self._add(part="goodput", **what, share=share, **row, **per_gpu)
+            if row["full_share"] < 0.5:
+                break
 
 
 def add_ratios(report: BenchmarkReport) -> None:
@@ -205,11 +261,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, default=PARTS)
-    add("--layers", type=int, default=12, help="default %(default)s")
+    add("--layers", type=int, default=10, help="default %(default)s")
     add("--experts", type=int, default=64, help="of a layer, default %(default)s")
     add("--chunk-size", type=int, nargs="+", default=[512, 2048, 8192], metavar="N", help="of the group of two ranks")
-    add("--shares", type=float, nargs="+", default=[0.5, 0.8, 1.2], metavar="X", help="rates: of one GPU's prompts")
-    add("--seconds", type=float, default=3.0, help="how long requests arrive at each rate, default %(default)s")
+    add("--shares", type=float, nargs="+", default=[0.6, 0.9, 1.35], metavar="X", help="rates: of one GPU's prompts")
+    add("--seconds", type=float, default=2.5, help="how long requests arrive at each rate, default %(default)s")
     add("--input-tokens", type=int, default=2048, metavar="N", help="of goodput's prompts, default %(default)s")
     add("--output-tokens", type=int, default=256, metavar="N", help="of goodput's answers, default %(default)s")
     add("--samples", type=int, default=15, help="of a pull, default %(default)s")
@@ -236,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     measure_steps(report, source, model_dir, args.layers, args.rounds)
             report.write(args.out)
         if {"tails", "goodput"} & {*args.parts}:
-            measure_servers(report, args, model_dir, deadline_s)
+            ServersBench(report, args, deadline_s).measure(model_dir)
     add_ratios(report)
     report.finish(args.out)
     return 0

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +25,8 @@ from eprt.gpu.driver import api, check
 from eprt.gpu.shared_allocation import AddressRange
 from eprt.kv.gpu_pages import GpuPages
 from eprt.kv.page_runs import page_runs
-from eprt.kv.reader import PageSource, open_reader
+from eprt.kv.peer import PeerReader
+from eprt.kv.reader import PageReader, PageSource, open_reader
 
 NUM_LAYERS, PAGE_SIZE, WIDTH = 62, 64, 576  # DeepSeek-V3's, and the MTP layer
 NUM_PAGES, NUM_PULLED = 256, 64  # of a cache, and of a prompt of 4096 tokens
@@ -111,6 +113,30 @@ def _other_ways(
     return ways
 
 
+def _pulls(
+    cache: GpuPages, readers: dict[str, PageReader], pages: tuple[list[int], list[int]], host_s: list[float]
+) -> dict[str, Any]:
+    """A pull by each reader, one with checksums, and these alone. host_s: gets the host's time in each of the first."""
+    stream = torch.cuda.current_stream()
+
+    def pull_by(reader: PageReader) -> None:
+        reader.read_pages(pages[0], cache.bytes_LPB, pages[1])
+        stream.synchronize()
+
+    def pull() -> None:
+        begin_s = time.perf_counter()
+        readers["pull"].read_pages(pages[0], cache.bytes_LPB, pages[1])
+        host_s.append(time.perf_counter() - begin_s)
+        stream.synchronize()
+
+    def checked() -> None:
+        readers["pull"].read_pages(pages[0], cache.bytes_LPB, pages[1])
+        cache.checksums(pages[1])
+
+    fewer = {name: partial(pull_by, reader) for name, reader in readers.items() if name != "pull"}
+    return {"pull": pull, "checked": checked, "sums": partial(cache.checksums, pages[1]), **fewer}
+
+
 def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> None:
     """A prompt's pages against one copy of as many bytes."""
     gpu, rng = torch.cuda.device_count() - 1, random.Random(0)
@@ -119,28 +145,18 @@ def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> 
     stream = torch.cuda.current_stream()
     with _mapped(source, gpu) as theirs:
         mine = cache.bytes_LPB[0].data_ptr()
+
+        def copy() -> None:
+            check(api().cuMemcpyAsync(mine, theirs, _PULLED_BYTES, stream.cuda_stream), "copying")
+            stream.synchronize()
+
         begin_s = time.perf_counter()
-        reader = open_reader(source)
+        readers = {"pull": open_reader(source)}
         opened_s = time.perf_counter() - begin_s
+        readers |= {"one_stream": PeerReader(source, 1), "two_streams": PeerReader(source, 2)}
         for layout, pages in _layouts(rng).items():
             host_s: list[float] = []
-
-            def pull(pages: tuple[list[int], list[int]] = pages, host_s: list[float] = host_s) -> None:
-                begin_s = time.perf_counter()
-                reader.read_pages(pages[0], cache.bytes_LPB, pages[1])
-                host_s.append(time.perf_counter() - begin_s)
-                stream.synchronize()
-
-            def checked(pull: Callable[[], None] = pull, pages: tuple[list[int], list[int]] = pages) -> None:
-                pull()
-                cache.checksums(pages[1])
-
-            def copy() -> None:
-                raw = stream.cuda_stream
-                check(api().cuMemcpyAsync(mine, theirs, _PULLED_BYTES, raw), "copying")
-                stream.synchronize()
-
-            ways: dict[str, Any] = {"pull": pull, "checked": checked, "copy": copy}
+            ways = {**_pulls(cache, readers, pages, host_s), "copy": copy}
             try:
                 others = _other_ways(theirs, mine, pages, stream)
                 for way in others.values():
@@ -153,12 +169,13 @@ def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> 
             row |= {"calls": len(page_runs(*pages)), "host_ms": sorted(host_s)[len(host_s) // 2] * 1e3}
             for name, timing in times.items():
                 row |= timing.columns(name, "ms")
-            row["pull_gb_per_s"] = _PULLED_BYTES / times["pull"].median_s / 1e9
+            row |= {f"{name}_gb_per_s": _PULLED_BYTES / times[name].median_s / 1e9 for name in ("pull", "sums")}
             row["ratio"] = times["copy"].median_s / times["pull"].median_s
             row["checked_ratio"] = times["copy"].median_s / times["checked"].median_s
             report.add_row(part="pull", **row, open_ms=opened_s * 1e3)
         assert (cache.bytes_LPB[0][:, pages[1]] == 1).all(), "pages have arrived"
-        reader.close()
+        for reader in readers.values():
+            reader.close()
     torch.cuda.set_stream(torch.cuda.default_stream())
     cache.close()
 

@@ -13,9 +13,13 @@ class PageRun(NamedTuple):
 def page_runs(from_pages: Sequence[int], to_pages: Sequence[int]) -> list[PageRun]:
     """The fewest: the order of copies does not matter."""
     runs: list[PageRun] = []
+    begin, shift, end = -1, 0, -1  # of the run that the next page may lengthen; -1: there is none
     for from_page, to_page in sorted(zip(from_pages, to_pages, strict=True)):
-        if runs and (from_page, to_page) == (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]):
-            runs[-1] = runs[-1]._replace(num_pages=runs[-1].num_pages + 1)
-        else:
-            runs.append(PageRun(from_page, to_page, 1))
+        if from_page != end or to_page - from_page != shift:
+            if begin >= 0:
+                runs.append(PageRun(begin, begin + shift, end - begin))
+            begin, shift = from_page, to_page - from_page
+        end = from_page + 1
+    if begin >= 0:
+        runs.append(PageRun(begin, begin + shift, end - begin))
     return runs

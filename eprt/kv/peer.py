@@ -2,11 +2,13 @@
 
 The owner's memory is mapped by descriptors, which its FdDesk gives. It stays readable after its owner has been killed,
 until it is unmapped here; so a copy under way ends, and is whole. A call copies pages that lie side by side, in all
-layers: a row of the copy is their bytes in one layer. Knows nothing of requests.
+layers: a row of the copy is their bytes in one layer. Several streams share the copies where there are many: one begins
+while another ends. Knows nothing of requests.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from math import prod
 from typing import Any
 
@@ -19,14 +21,16 @@ from eprt.gpu.shared_allocation import AddressRange
 from eprt.kv.page_runs import PageRun, page_runs
 from eprt.kv.reader import CachePart, PageReader, PageSource, check_pages
 
+_STREAMS, _FEW = 4, 4  # up to so many copies are made in one stream
 _MOST_PITCH = (1 << 31) - 1  # bytes between two rows of one copy (CU_DEVICE_ATTRIBUTE_MAX_PITCH)
 
 
 class PeerReader(PageReader):
     """Maps the memory when it is made, for the current GPU. OSError where that cannot be."""
 
-    def __init__(self, source: PageSource):
+    def __init__(self, source: PageSource, num_streams: int = _STREAMS):
         self._source = source
+        self._beside = [torch.cuda.Stream() for _ in range(num_streams - 1)]
         self._ranges: list[AddressRange] = []  # of each part
         try:
             for part in source.parts:
@@ -42,14 +46,21 @@ class PeerReader(PageReader):
 
     def read_pages(self, from_pages: Sequence[int], into_LPB: Sequence[Tensor], to_pages: Sequence[int]) -> None:
         check_pages(self._source, from_pages, into_LPB, to_pages)
-        runs, stream = page_runs(from_pages, to_pages), torch.cuda.current_stream()
+        runs, here = page_runs(from_pages, to_pages), torch.cuda.current_stream()
+        beside = self._beside if len(runs) > _FEW else []
+        for stream in beside:
+            stream.wait_stream(here)
+        into_streams = cycle(stream.cuda_stream for stream in (here, *beside))
         try:
             for part, addresses, into in zip(self._source.parts, self._ranges, into_LPB, strict=True):
                 for copy in copies_of_part(part, addresses.address, into.shape[1], into.data_ptr(), runs):
-                    check(api().cuMemcpy2DAsync(copy, stream.cuda_stream), "copying pages between GPUs")
+                    check(api().cuMemcpy2DAsync(copy, next(into_streams)), "copying pages between GPUs")
         except CudaError as error:
-            stream.synchronize()  # what was begun still writes into the pages
+            for stream in (here, *beside):
+                stream.synchronize()  # what was begun still writes into the pages
             raise OSError(f"the pages of process {self._source.pid} cannot be read: {error}") from None
+        for stream in beside:
+            here.wait_stream(stream)
 
     def close(self) -> None:
         torch.cuda.current_stream().synchronize()
@@ -61,31 +72,21 @@ class PeerReader(PageReader):
         self._ranges.clear()
 
 
-def copies_of_part(part: CachePart, begin: int, num_into: int, into: int, runs: Sequence[PageRun]) -> list[Any]:
-    """The driver's descriptions of the copies. begin, into: addresses of the two caches' parts. num_into: pages of the
-    second."""
+def copies_of_part(part: CachePart, begin: int, num_into: int, into: int, runs: Sequence[PageRun]) -> Iterator[Any]:
+    """The driver's descriptions of the copies: each is the same object, which changes when the next one is asked for.
+    begin, into: addresses of the two caches' parts. num_into: pages of the second."""
     num_layers, num_from, num_bytes = part.shape
     pitch, into_pitch = num_from * num_bytes, num_into * num_bytes
     # Where layers lie too far apart for the rows of one copy, each layer has one of its own.
     rows = num_layers if max(pitch, into_pitch) <= _MOST_PITCH else 1
-    return [
-        _copy(
-            begin + layer * pitch + run.from_page * num_bytes,
-            pitch,
-            into + layer * into_pitch + run.to_page * num_bytes,
-            into_pitch,
-            run.num_pages * num_bytes,
-            rows,
-        )
-        for run in runs
-        for layer in range(0, num_layers, rows)
-    ]
-
-
-def _copy(source: int, source_pitch: int, into: int, into_pitch: int, width: int, rows: int) -> Any:
     copy = api().CUDA_MEMCPY2D()
     copy.srcMemoryType = copy.dstMemoryType = api().CUmemorytype.CU_MEMORYTYPE_UNIFIED
-    copy.srcDevice, copy.dstDevice = source, into
-    copy.srcPitch, copy.dstPitch = (source_pitch, into_pitch) if rows > 1 else (width, width)
-    copy.WidthInBytes, copy.Height = width, rows
-    return copy
+    copy.Height = rows
+    for run in runs:
+        width = run.num_pages * num_bytes
+        copy.WidthInBytes = width
+        copy.srcPitch, copy.dstPitch = (pitch, into_pitch) if rows > 1 else (width, width)
+        for layer in range(0, num_layers, rows):
+            copy.srcDevice = begin + layer * pitch + run.from_page * num_bytes
+            copy.dstDevice = into + layer * into_pitch + run.to_page * num_bytes
+            yield copy

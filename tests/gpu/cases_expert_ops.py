@@ -5,7 +5,7 @@ import torch
 
 from eprt.ep.placement.slot_map import SlotMap
 from eprt.ops import cuda
-from eprt.ops.checksum import add_checksum
+from eprt.ops.checksum import WIDE_WORDS, add_checksum, word_bytes
 from eprt.ops.choices import count_choices
 from tests.gpu.draw import Draw
 
@@ -79,15 +79,16 @@ def checksums(draw: Draw) -> None:
 
 
 def page_checksums(draw: Draw) -> None:
-    """Each is that of the page's bytes, layer after layer; of pages in any order, and of bytes that fill no word."""
-    for num_layers, num_pages, num_bytes in ((3, 7, 4 * 5000), (2, 5, 36), (3, 3, 7), (1, 40, 64)):
+    """Each is that of the page's bytes, layer after layer; of pages in any order, of more layers than are summed at
+    once, and of bytes that fill no word."""
+    for num_layers, num_pages, num_bytes in ((3, 7, 8 * 2500), (2, 5, 36), (3, 3, 7), (1, 40, 64), (19, 3, 8 * 1024)):
         bytes_LPB = draw.integers(0, 256, num_layers, num_pages, num_bytes).to(torch.uint8)
         pages = [page for page in (*range(0, num_pages, 2), 1) for _ in range(1 + (page == 2))]
         got = torch.full((len(pages),), 5).to(draw.device)
         cuda.add_page_checksums(bytes_LPB, torch.tensor(pages).to(draw.device), got, 3)
         for page, total in zip(pages, got.tolist()):
             want = torch.full((1,), 5)
-            add_checksum(bytes_LPB[:, page].cpu().contiguous().view(-1), want, 3)
+            add_checksum(bytes_LPB[:, page].cpu().contiguous().view(-1), want, 3, (word_bytes(bytes_LPB, WIDE_WORDS),))
             assert total == want.item(), (num_bytes, page)
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 
 from eprt.serve.running import RunningServer
@@ -51,4 +50,6 @@ def http(server):
 
 @pytest.fixture(scope="module")
 def client(server):
+    import openai  # tests on GPUs use what stands here, too, without it
+
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)

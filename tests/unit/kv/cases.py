@@ -14,7 +14,7 @@ from torch import Tensor
 from eprt.gpu import driver, shared_allocation
 from eprt.kv import gpu_pages, peer
 from eprt.kv.gpu_pages import GpuPages
-from eprt.ops.checksum import add_checksum
+from eprt.ops.checksum import WIDE_WORDS, add_checksum, word_bytes
 from tests.unit.gpu.fake_memory import OK, FakeDriver
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -23,13 +23,15 @@ _PRIVATE, _SHARED, _FIXED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.MAP_SHAR
 
 
 class HostMemoryDriver(FakeDriver):
-    """copied: each copy's description, as (from, from pitch, to, to pitch, bytes of a row, rows)."""
+    """copied: each copy's description, as (from, from pitch, to, to pitch, bytes of a row, rows). streams: in which
+    each was made."""
 
     def __init__(self):
         super().__init__()
         self.CUDA_MEMCPY2D = SimpleNamespace
         self.CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_UNIFIED=4)
         self.copied: list[tuple[int, int, int, int, int, int]] = []
+        self.streams: list[int] = []
         self._sizes: dict[int, int] = {}  # of memories, by inode
 
     def cuCtxGetCurrent(self) -> tuple:
@@ -60,7 +62,8 @@ class HostMemoryDriver(FakeDriver):
         return super().cuMemUnmap(address, num_bytes)
 
     def cuMemcpy2DAsync(self, copy: Any, stream: int) -> tuple:
-        assert stream == 11 and copy.srcMemoryType == copy.dstMemoryType == 4
+        assert copy.srcMemoryType == copy.dstMemoryType == 4
+        self.streams.append(stream)
         source, pitch, into, into_pitch = copy.srcDevice, copy.srcPitch, copy.dstDevice, copy.dstPitch
         self.copied.append((source, pitch, into, into_pitch, copy.WidthInBytes, copy.Height))
         for row in range(copy.Height):
@@ -69,17 +72,19 @@ class HostMemoryDriver(FakeDriver):
 
 
 class FakeStream:
-    """Whatever is launched on it has been done."""
-
-    cuda_stream = 11
+    """Whatever is launched on it has been done. awaited: the streams that it was to wait for."""
 
     def __init__(self, *args: Any):
-        self.num_waits = 0
+        self.num_waits, self.cuda_stream = 0, id(self)
+        self.awaited: list[FakeStream] = []
 
     def synchronize(self) -> None:
         self.num_waits += 1
 
     def wait_event(self, event: Any) -> None: ...
+
+    def wait_stream(self, stream: "FakeStream") -> None:
+        self.awaited.append(stream)
 
 
 class FakeEvent:
@@ -92,8 +97,9 @@ class FakeEvent:
 
 def add_page_checksums(bytes_LPB: Tensor, page_N: Tensor, total_N: Tensor, first: int) -> None:
     """The slow twin of the operator."""
+    size = word_bytes(bytes_LPB, WIDE_WORDS)
     for n, page in enumerate(page_N.tolist()):
-        add_checksum(bytes_LPB[:, page].contiguous().view(-1), total_N[n : n + 1], first)
+        add_checksum(bytes_LPB[:, page].contiguous().view(-1), total_N[n : n + 1], first, (size,))
 
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> HostMemoryDriver:

@@ -37,6 +37,7 @@ def caches(gpu):
         ([0, 1, 2, 3], [5, 6, 7, 8], 1),
         ([2, 1, 0], [3, 4, 5], 3),
         ([0, 1, 5, 6, 8], [1, 2, 3, 4, 0], 3),
+        ([0, 2, 4, 6, 8, 7], [1, 0, 3, 2, 5, 7], 6),
     ],
 )
 @pytest.mark.parametrize("most_pitch", [1 << 20, 100])
@@ -60,6 +61,21 @@ def test_pages_arrive_where_they_shall_by_few_calls(
     theirs.close()
 
 
+def test_many_copies_are_shared_by_streams_that_wait_for_the_current_one_and_it_for_them(caches, gpu):
+    theirs, mine = caches
+    reader, here = PeerReader(theirs.source), torch.cuda.current_stream()
+    reader.read_pages([0, 2, 4, 6], mine.bytes_LPB, [1, 2, 3, 4])
+    assert {*gpu.streams} == {here.cuda_stream} and here.awaited == []
+    gpu.streams.clear()
+    reader.read_pages([0, 2, 4, 6, 8], mine.bytes_LPB, [1, 2, 3, 4, 5])
+    used = {*gpu.streams}
+    assert len(used) == 4 and here.cuda_stream in used and max(map(gpu.streams.count, used)) == 3
+    assert {stream.cuda_stream for stream in here.awaited} == used - {here.cuda_stream}
+    assert all(stream.awaited == [here] for stream in here.awaited)
+    reader.close()
+    theirs.close()
+
+
 def test_a_copy_of_a_large_cache_has_a_row_for_each_layer(gpu):
     """DeepSeek-V3's width, 4096 tokens: 64 pages at worst, in 62 layers each."""
     part, num_into = CachePart(0, (62, 20000, 73728)), 25000
@@ -68,9 +84,9 @@ def test_a_copy_of_a_large_cache_has_a_row_for_each_layer(gpu):
     assert (copy.srcDevice, copy.srcPitch) == ((1 << 40) + 10 * 73728, 20000 * 73728)
     assert (copy.dstDevice, copy.dstPitch) == ((1 << 41) + 100 * 73728, num_into * 73728)
     scattered = page_runs(range(64), range(126, -2, -2))
-    assert len(copies_of_part(part, 1 << 40, num_into, 1 << 41, scattered)) == 64
+    assert len([*copies_of_part(part, 1 << 40, num_into, 1 << 41, scattered)]) == 64
     # A layer of 30000 pages is 2.2 GB: more than a pitch may be.
-    assert len(copies_of_part(part, 1 << 40, 30000, 1 << 41, page_runs([3], [5]))) == 62
+    assert len([*copies_of_part(part, 1 << 40, 30000, 1 << 41, page_runs([3], [5]))]) == 62
 
 
 def test_the_memory_of_an_owner_that_is_gone_stays_until_it_is_unmapped(caches, gpu):
