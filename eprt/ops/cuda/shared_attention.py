@@ -173,8 +173,7 @@ def _attend(
     if SPLIT:
         _store_part(partial, log_sum, seen, row + tl.program_id(1).to(tl.int64) * num_queries * num_heads, mask, size)
     else:
-        sink = tl.load(sink_N + head, mask=inside, other=0.0) * _LOG2E
-        value = _with_sink(seen, sink)
+        value = _with_sink(seen, tl.load(sink_N + head, mask=inside, other=0.0) * _LOG2E)
         if cos_sin is not None:
             angles = cos_sin + tl.load(position_T + t).to(tl.int64) * 2 * half
             value = _turned_back(value, angles, 0, size, half, TILE, SIZE)
