@@ -45,9 +45,9 @@ struct Slot {
 constexpr uint32_t kFilled = 0, kFree = 1;  // a phase before the first one counts as ended
 
 // Called by whole warpgroups: registers go to those that need them.
-EPRT_DEVICE void registers_for_loads() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); }
+EPRT_DEVICE void registers_for_loads() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
 EPRT_DEVICE void registers_for_widening() { asm volatile("setmaxnreg.dec.sync.aligned.u32 72;"); }
-EPRT_DEVICE void registers_for_products() { asm volatile("setmaxnreg.inc.sync.aligned.u32 208;"); }
+EPRT_DEVICE void registers_for_products() { asm volatile("setmaxnreg.inc.sync.aligned.u32 200;"); }
 
 // First row of W in this block's tile, in its first half; the second half begins second_half() later.
 EPRT_DEVICE int first_row(const GroupedProductParams& p, const Units& unit) {

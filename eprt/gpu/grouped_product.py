@@ -75,7 +75,12 @@ def is_built(device: torch.device, gated: bool, fp4: bool = False) -> bool:
 
 def can_multiply(x_RK: Tensor, w: Tensor, num_experts: int, gated: bool) -> bool:
     """Whether a kernel is made for these operands: as grouped_product."""
-    n, k, fp4, contiguous = w.shape[-2], x_RK.shape[1], w.dtype == torch.uint8, x_RK.is_contiguous() and w.is_contiguous()
+    n, k, fp4, contiguous = (
+        w.shape[-2],
+        x_RK.shape[1],
+        w.dtype == torch.uint8,
+        x_RK.is_contiguous() and w.is_contiguous(),
+    )
     aligned = k % (_SCALED_COLUMNS if fp4 else 8) == 0 and n % (8 if gated else 4) == 0
     return contiguous and aligned and (x_RK.data_ptr() | w.data_ptr()) % 16 == 0 and num_experts <= MOST_EXPERTS
 
