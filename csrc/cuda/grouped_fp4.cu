@@ -141,11 +141,10 @@ struct Widener {
   Shared& s;
   Slot<kWeightSlots> from{kFilled};
   Slot<kWideSlots> to{kFree};
+  Vec16 four_bits[2][2];  // of the thread's row in either half
 
-  // scale: of the thread's two rows, two bytes each.
-  EPRT_DEVICE void widen_step(uint32_t first, uint32_t second) {
+  EPRT_DEVICE void fetch() {
     const int row = threadIdx.x - kFirstWidener, lane = threadIdx.x % kWarp;
-    Vec16 four_bits[2][2];
     barrier_wait(s.w_full + from.index, from.parity);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -153,20 +152,28 @@ struct Widener {
           *reinterpret_cast<const Vec16*>(s.w[from.index] + (i / 2 * kHalf + row) * kRowBytes + i % 2 * 16);
     __syncwarp();
     if (lane < 2) arrive_at(lane, s.w_empty + from.index);
+    from.advance();
+  }
+
+  // Widens what was fetched while what comes next is fetched. scale: two bytes of each of the thread's rows.
+  EPRT_DEVICE void widen_step(uint32_t first_scale, uint32_t second_scale, bool fetches) {
+    const Vec16 now[2][2] = {{four_bits[0][0], four_bits[0][1]}, {four_bits[1][0], four_bits[1][1]}};
+    const int row = threadIdx.x - kFirstWidener, lane = threadIdx.x % kWarp;
+    if (fetches) fetch();
     barrier_wait(s.wide_empty + to.index, to.parity);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint8_t* out = s.wide[to.index] + (half * kHalf + row) * kStepBytes;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const uint32_t factor = factor_of((half ? second : first) >> i / 4 * 8 & 0xff);
-        *reinterpret_cast<Vec16*>(out + (i ^ row % 8) * 16) = widened(four_bits[half][i / 4].w[i % 4], factor);
+        const uint32_t factor = factor_of((half ? second_scale : first_scale) >> i / 4 * 8 & 0xff);
+        *reinterpret_cast<Vec16*>(out + (i ^ row % 8) * 16) = widened(now[half][i / 4].w[i % 4], factor);
       }
     }
     bulk_fence_shared();
     __syncwarp();
     if (lane == 0) barrier_arrive(s.wide_full + to.index);
-    from.advance(), to.advance();
+    to.advance();
   }
 };
 
@@ -176,19 +183,21 @@ EPRT_DEVICE void widen_units(const GroupedProductParams& p, Shared& s, int rank)
   Units unit;
   Scales next;
   bool any = unit.take(p, s.starts, rank);
-  if (any) next.load(p, unit, 0);
+  if (any) next.load(p, unit, 0), widener.fetch();
   while (any) {
     Units following = unit;
     const bool more = following.take(p, s.starts, rank);
     for (int step = 0; step < p.steps; step += kScaleSteps) {
       const Scales now = next;
-      if (step + kScaleSteps < p.steps)
+      const bool goes_on = step + kScaleSteps < p.steps;
+      if (goes_on)
         next.load(p, unit, step + kScaleSteps);
       else if (more)
         next.load(p, following, 0);
 #pragma unroll
       for (int i = 0; i < kScaleSteps; ++i)
-        widener.widen_step(uint32_t(now.half[0] >> 16 * i), uint32_t(now.half[1] >> 16 * i));
+        widener.widen_step(uint32_t(now.half[0] >> 16 * i), uint32_t(now.half[1] >> 16 * i),
+                           i + 1 < kScaleSteps || goes_on || more);
     }
     unit = following, any = more;
   }

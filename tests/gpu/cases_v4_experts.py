@@ -314,6 +314,6 @@ def large(draw: Draw) -> None:
 
 
 CUT = (cut_activations, cut_factors, cut_experts, cut_bf16_experts, cut_fp8_experts, cut_int8_experts)
-FP4 = (planes, fp4_values, fp4_experts, fp4_experts_in_large_tiles, fp4_signals, fp4_linears)
+FP4 = (planes, fp4_values, fp4_experts, fp4_signals, fp4_linears)
 SMALL = (gates, given_experts, *CUT, *FP4)
-ALL = (*SMALL, fp4_tiles, replays, large)
+ALL = (*SMALL, fp4_tiles, fp4_experts_in_large_tiles, replays, large)

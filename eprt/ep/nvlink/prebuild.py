@@ -1,7 +1,8 @@
 """Fills the kernel cache ahead of time: `eprt env --build-kernels`, also on a machine without a GPU.
 
 Normal mode's kernels serve all shapes. Low latency's know theirs; other shapes compile on first use, a second or two
-each. Dense products' are those that were measured to be the fastest (ops/tunings). Two serve all bfloat16 experts, two those in fp4.
+each. Dense products' are those that were measured to be the fastest (ops/tunings). Two serve all bfloat16
+experts, two those in fp4.
 """
 
 from collections.abc import Iterator
