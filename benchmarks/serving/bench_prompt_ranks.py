@@ -66,7 +66,8 @@ def main() -> None:
     args = parser.parse_args()
     group = open_group(args.threads)
     config = {"shape": args.shape, "layers": args.layers, "ranks": group.size, "threads": torch.get_num_threads()}
-    report = BenchmarkReport("prompt_ranks", config)
+    of_ranks = "" if group.size == NUM_RANKS else f"_{group.size}ranks"
+    report = BenchmarkReport(f"prompt_ranks{of_ranks}", config)
     changes = {} if args.experts is None else {"n_routed_experts": args.experts}
     with shape_with(SHAPES[args.shape], changes) as directory:
         for chunk_size in args.chunks:

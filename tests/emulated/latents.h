@@ -5,8 +5,6 @@
 struct float2 {
   float x, y;
 };
-inline void registers_for_loads() {}
-inline void registers_for_products() {}
 inline void registers_for_scores() {}
 inline void registers_for_values() {}
 template <int N>

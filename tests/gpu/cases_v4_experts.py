@@ -1,9 +1,12 @@
 """Gates, cut activations and fp4 experts of DeepSeek V4 on a device, against the slow oracles."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from eprt import ops
+from eprt.gpu.grouped_product import grouped_product
 from eprt.ops import cuda
 from eprt.ops.cuda.fp4_matrix import fp4_matrix
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
@@ -13,7 +16,7 @@ from eprt.ops.cuda.quantize_int8 import quantize_rows_int8, silu_mul_quantize_in
 from eprt.ops.cuda.silu import silu_mul_quantize
 from eprt.ops.gate import GateRule
 from eprt.ops.tuning import Tiling
-from eprt.ops.weight import Weight, quantize_fp4, quantize_fp8, quantize_int8
+from eprt.ops.weight import GPU_FP4_SCALES, Weight, quantize_fp4, quantize_fp8, quantize_int8
 from tests import reference_ops as reference
 from tests.gpu.cases_products import Counters
 from tests.gpu.draw import DTYPES, ROUNDING, Draw, experts_at, near, weight_on
@@ -33,7 +36,7 @@ def gates(draw: Draw) -> None:
         logits = draw.normal(40, experts, scale=8)
         logits[1], logits[2, ::2], logits[3] = 0.0, 3.0, -60 + 0.1 * logits[3]
         bias = draw.normal(experts)
-        for given_bias in (bias, None):
+        for given_bias in (bias, None) if experts == 8 else (bias,):
             weights, chosen = cuda.gate_topk(logits, given_bias, rule)
             on_cpu = None if given_bias is None else given_bias.cpu()
             want_weights, want = reference.gate_topk(logits.cpu(), on_cpu, rule)
@@ -64,8 +67,8 @@ def given_experts(draw: Draw) -> None:
 
 
 def cut_activations(draw: Draw) -> None:
-    """Alone, quantised, and as the left factor of a product."""
-    for rows, size in ((3, 96), (2, 1536), (0, 64)):
+    """Alone and quantised."""
+    for rows, size in ((3, 96), (2, 1536), (0, 96)):
         for dtype in DTYPES:
             x = draw.normal(rows, 2 * size, dtype=dtype, scale=3)
             want = reference.silu_mul(x.cpu().float(), LIMIT)
@@ -79,6 +82,10 @@ def cut_activations(draw: Draw) -> None:
     x = torch.tensor([[float("nan"), 2.0, -9.0, 1.0, float("nan"), -2.0]], device=draw.device)
     got = cuda.silu_mul(x, 1.0)[0]
     assert got[:2].isnan().all() and not got[2].isnan(), "NaN stays NaN"
+
+
+def cut_factors(draw: Draw) -> None:
+    """As the left factor of a product."""
     x, w = draw.normal(5, 512, scale=3), draw.normal(96, 256, scale=1 / 16)
     want = reference.silu_mul(x.cpu(), LIMIT) @ w.cpu().T
     near(cuda.silu_linear(x, Weight(w), LIMIT), want, 4e-6, "silu_linear fp32, cut")
@@ -89,27 +96,40 @@ def cut_activations(draw: Draw) -> None:
         near(got, want, tolerance, f"silu_linear {weight.data.dtype}, cut")
 
 
-def cut_experts(draw: Draw) -> None:
-    """Of every format; also as if there were many rows, which other kernels compute."""
+def _cut_experts(draw: Draw, convert: Callable[[Tensor], Weight], tolerance: float) -> None:
+    """With few rows, and as if there were many, which other kernels compute."""
     hidden, width = (256, 256) if draw.device == "cuda" else (128, 128)
     count = torch.tensor([21, 0, 3], dtype=torch.int32)
-    w13 = draw.normal(3, 2 * width, hidden, scale=3 * hidden**-0.5).cpu()
-    w2 = draw.normal(3, hidden, width, scale=width**-0.5).cpu()
-    x = draw.normal(24, hidden)
-    formats = ((Weight, 6e-6), (lambda w: Weight(w.bfloat16()), 8e-3), (quantize_fp8, 0.12), (quantize_int8, 0.03))
-    for convert, tolerance in (*formats, (quantize_fp4, 8e-3)):
-        one, two = convert(w13), convert(w2)
-        rows = x if convert is Weight else x.bfloat16()
-        want = reference.grouped_experts(rows.cpu(), count, one, two, LIMIT)
-        free = reference.grouped_experts(rows.cpu(), count, one, two)
-        assert (want - free).norm() > 0.2 * want.norm(), "the limit must show"
-        on_device, there = [weight_on(draw.device, w) for w in (one, two)], count.to(draw.device)
-        got = cuda.grouped_experts(rows, there, *on_device, limit=LIMIT)
-        near(got, want, tolerance, f"cut experts of {one.data.dtype}")
-        room = torch.cat((rows, torch.full_like(rows, float("nan")).repeat(10, 1)))
-        many = cuda.experts_up(room, there, on_device[0], expected_rows=len(room), limit=LIMIT)
-        got = cuda.experts_down(many, on_device[1])[:24]
-        near(got, want, tolerance, f"cut experts of {one.data.dtype}, as if many")
+    one = convert(draw.normal(3, 2 * width, hidden, scale=3 * hidden**-0.5).cpu())
+    two = convert(draw.normal(3, hidden, width, scale=width**-0.5).cpu())
+    x = draw.normal(24, hidden, dtype=torch.float32 if one.data.dtype == torch.float32 else torch.bfloat16)
+    want = reference.grouped_experts(x.cpu(), count, one, two, LIMIT)
+    free = reference.grouped_experts(x.cpu(), count, one, two)
+    assert (want - free).norm() > 0.2 * want.norm(), "the limit must show"
+    on_device, there = [weight_on(draw.device, w) for w in (one, two)], count.to(draw.device)
+    got = cuda.grouped_experts(x, there, *on_device, limit=LIMIT)
+    near(got, want, tolerance, f"cut experts of {one.data.dtype}")
+    room = torch.cat((x, torch.full_like(x, float("nan")).repeat(10, 1)))
+    many = cuda.experts_up(room, there, on_device[0], expected_rows=len(room), limit=LIMIT)
+    got = cuda.experts_down(many, on_device[1])[:24]
+    near(got, want, tolerance, f"cut experts of {one.data.dtype}, as if many")
+
+
+def cut_experts(draw: Draw) -> None:
+    _cut_experts(draw, Weight, 6e-6)
+    _cut_experts(draw, quantize_fp4, 8e-3)
+
+
+def cut_bf16_experts(draw: Draw) -> None:
+    _cut_experts(draw, lambda w: Weight(w.bfloat16()), 8e-3)
+
+
+def cut_fp8_experts(draw: Draw) -> None:
+    _cut_experts(draw, quantize_fp8, 0.12)
+
+
+def cut_int8_experts(draw: Draw) -> None:
+    _cut_experts(draw, quantize_int8, 0.03)
 
 
 def planes(draw: Draw) -> None:
@@ -136,47 +156,42 @@ def fp4_values(draw: Draw) -> None:
         weight = Weight(data, scale.to(torch.uint8))
         want = weight.dequantize().T
         ones = torch.eye(k, device=draw.device)
-        for tiling in (None, Tiling(16, 64, 128, 4, 3, 2)):
-            got = grouped_gemm(ones.bfloat16(), weight, dtype=torch.float32, tiling=tiling)[0]
-            assert torch.equal(got, want), f"K {k}, {tiling}: {(got != want).sum()} of {want.numel()} differ"
+        tiling = None if k == 256 else Tiling(16, 64, 128, 4, 3, 2)
+        got = grouped_gemm(ones.bfloat16(), weight, dtype=torch.float32, tiling=tiling)[0]
+        assert torch.equal(got, want), f"K {k}, {tiling}: {(got != want).sum()} of {want.numel()} differ"
         assert torch.equal(grouped_gemm(ones, weight)[0], want), f"K {k}, in float32"
         stack = Weight(torch.stack((data.flip(0), data)), torch.stack((weight.scale, weight.scale)))
         assert torch.equal(fp4_matrix(stack, 1).float(), want.T), f"K {k}, as bfloat16"
 
 
-def fp4_experts(draw: Draw, shapes=((3, 96, 64), (4, 256, 160))) -> None:
+def fp4_experts(draw: Draw) -> None:
     """Some without rows, one with most, their matrices in any order among others, NaN behind the rows."""
-    for num_experts, hidden, width in shapes:
-        for most in (21, 0) if draw.device == "cpu" else (21, 150, 0):
-            count = draw.integers(0, 6, num_experts).int()
-            count[num_experts // 2] = 0
-            count[0] = most
-            _fp4_experts(draw, count, hidden, width)
-    alone = torch.zeros(5, dtype=torch.int32, device=draw.device)
-    alone[3] = 40
-    _fp4_experts(draw, alone, 64, 32)
+    _fp4_experts(draw, torch.tensor([21, 0, 5, 1], dtype=torch.int32), 96, 64)
+    _fp4_experts(draw, torch.tensor([0, 0, 0, 40], dtype=torch.int32), 64, 32)
 
 
-def _fp4_experts(draw: Draw, count: Tensor, hidden: int, width: int) -> None:
-    filled, num_buffers = int(count.sum()), len(count) + 2
-    buffer = torch.randperm(num_buffers, generator=draw.generator)[: len(count)].int()
+def fp4_experts_in_large_tiles(draw: Draw) -> None:
+    """On Hopper with these widths by grouped_fp4.cu; elsewhere as the others."""
+    _fp4_experts(draw, torch.tensor([150, 0, 5, 330], dtype=torch.int32), 256, 512)
+
+
+def _fp4_experts(draw: Draw, counts: Tensor, hidden: int, width: int) -> None:
+    count, filled, num_buffers = counts.to(draw.device), int(counts.sum()), len(counts) + 2
+    buffer = torch.randperm(num_buffers, generator=draw.generator)[: len(counts)].int()
     w13 = quantize_fp4(draw.normal(num_buffers, 2 * width, hidden, scale=hidden**-0.5).cpu())
     w2 = quantize_fp4(draw.normal(num_buffers, hidden, width, scale=width**-0.5).cpu())
     placed = [experts_at(w, buffer) for w in (w13, w2)]
     on_device, matrix = [weight_on(draw.device, w) for w in (w13, w2)], buffer.to(draw.device)
     x = draw.normal(filled + 5, hidden)
     x[filled:] = float("nan")
-    what = f"fp4 experts {count.tolist()} of {hidden}x{width}"
+    what = f"fp4 experts {counts.tolist()} of {hidden}x{width}"
     got = cuda.grouped_experts(x, count, *on_device, None, matrix, limit=7.0)[:filled]
-    want = reference.grouped_experts(x[:filled].cpu(), count.cpu(), *placed, 7.0)
+    want = reference.grouped_experts(x[:filled].cpu(), counts, *placed, 7.0)
     near(got, want, 6e-6, f"{what}, float32 rows")
     x = x.bfloat16()
     out = torch.full_like(x, float("nan"))
     assert cuda.grouped_experts(x, count, *on_device, out, matrix, limit=7.0) is out and out[filled:].isnan().all()
-    near(out[:filled], reference.grouped_experts(x[:filled].cpu(), count.cpu(), *placed, 7.0), 8e-3, what)
-    wide = [Weight(w.dequantize().bfloat16()) for w in on_device]
-    bf16 = cuda.grouped_experts(x, count, *wide, None, matrix, limit=7.0)
-    near(out[:filled], bf16[:filled], 4e-3, f"{what}, beside bfloat16 weights of the same values")
+    near(out[:filled], reference.grouped_experts(x[:filled].cpu(), counts, *placed, 7.0), 8e-3, what)
     data, scale = quantize_rows(x)
     came = (data.float() * scale.repeat_interleave(128, 1)[:, :hidden]).bfloat16()
     want = cuda.grouped_experts(came, count, *on_device, None, matrix)[:filled]
@@ -185,6 +200,39 @@ def _fp4_experts(draw: Draw, count: Tensor, hidden: int, width: int) -> None:
     room = torch.cat((x, x.new_full((130 * len(count), hidden), float("nan"))))
     halves = cuda.experts_up(room, count, on_device[0], matrix, expected_rows=len(room), limit=7.0)
     near(cuda.experts_down(halves, on_device[1], num_sms=2)[:filled], out[:filled], 4e-3, f"{what}, in tall tiles")
+
+
+def fp4_tiles(draw: Draw) -> None:
+    """grouped_fp4.cu beside grouped_gemm; rows past the last expert's stay as they were; on any number of SMs the same
+    bits. Products with 1 are the values themselves, under every scale."""
+    if draw.device != "cuda" or torch.cuda.get_device_capability() != (9, 0):
+        return
+    for counts, n, k in (((16,), 256, 256), ((21, 0, 16, 70, 33, 1), 200, 512), ((161, 160, 177, 1000, 3), 1032, 1024)):
+        for gated in (False, True):
+            w = _random_fp4(draw, len(counts) + 1, n * (1 + gated), k)
+            x, count = draw.normal(sum(counts) + 13, k, dtype=torch.bfloat16), torch.tensor(counts, dtype=torch.int32)
+            matrix = torch.randperm(len(counts) + 1, generator=draw.generator)[: len(counts)].int().to(draw.device)
+            count, outputs = count.to(draw.device), []
+            for num_sms in (132, 132, 2):
+                y = torch.full((len(x), n), float("nan"), dtype=torch.bfloat16, device=draw.device)
+                grouped_product(x, w.data, count, matrix, y, gated, num_sms, LIMIT, w.scale)
+                outputs.append(y)
+            y, filled = outputs[0], sum(counts)
+            assert y[filled:].isnan().all() and all(torch.equal(y[:filled], other[:filled]) for other in outputs)
+            how = {"recv_count_E": count, "matrix_E": matrix, "gated": gated, "limit": LIMIT if gated else None}
+            near(y[:filled], grouped_gemm(x, w, **how)[0][:filled], 1e-3, f"rows {counts} of {n} x {k}, {gated=}")
+    w, first = _random_fp4(draw, 1, 136, 256), GPU_FP4_SCALES[0]
+    assert w.scale is not None
+    w.scale.copy_(first + (torch.arange(136)[:, None] + torch.arange(8)) % len(GPU_FP4_SCALES))
+    y, count = draw.normal(256, 136, dtype=torch.bfloat16), torch.tensor([256], dtype=torch.int32, device="cuda")
+    grouped_product(torch.eye(256, device="cuda").bfloat16(), w.data, count, None, y, False, 132, None, w.scale)
+    assert torch.equal(y.float(), w.dequantize()[0].T)
+
+
+def _random_fp4(draw: Draw, experts: int, n: int, k: int) -> Weight:
+    data = draw.integers(0, 256, experts * n * k // 2).to(torch.uint8).view(experts, n, k // 2)
+    scale = (draw.integers(118, 122, experts * n * k // 32)).to(torch.uint8).view(experts, n, k // 32)
+    return Weight(data, scale)
 
 
 def fp4_signals(draw: Draw) -> None:
@@ -196,7 +244,7 @@ def fp4_signals(draw: Draw) -> None:
     )
     inner = cuda.experts_up(draw.normal(43, 160, dtype=torch.bfloat16), count, w13, expected_rows=38)
     want = cuda.experts_down(inner, w2)[:38]
-    for block_m, slots in ((16, 3), (32, 2), (128, 1)):
+    for block_m, slots in ((16, 3), (128, 1)):
         counter = torch.zeros(4 * slots, dtype=torch.int32, device=draw.device)
         got = cuda.experts_down(inner, w2, signal=Counters(counter, block_m, slots), num_sms=2)[:38]
         near(got, want, 4e-3, f"fp4 signals, tiles of {block_m}")
@@ -257,9 +305,15 @@ def replays(draw: Draw) -> None:
 
 def large(draw: Draw) -> None:
     """Widths of V4-Flash; few rows and many."""
+    w13, w2 = _random_fp4(draw, 4, 4096, 4096), _random_fp4(draw, 4, 4096, 2048)
     for counts in ((1, 0, 7, 30), (200, 65, 0, 513)):
-        _fp4_experts(draw, torch.tensor(counts, dtype=torch.int32, device=draw.device), 4096, 2048)
+        x, count = draw.normal(sum(counts), 4096, dtype=torch.bfloat16), torch.tensor(counts, dtype=torch.int32)
+        got = cuda.grouped_experts(x, count.to(draw.device), w13, w2, limit=7.0)
+        want = reference.grouped_experts(x.cpu(), count, *(weight_on("cpu", w) for w in (w13, w2)), 7.0)
+        near(got, want, 8e-3, f"rows {counts} of 4096 x 2048")
 
 
-SMALL = (gates, given_experts, cut_activations, cut_experts, planes, fp4_values, fp4_experts, fp4_signals, fp4_linears)
-ALL = (*SMALL, replays, large)
+CUT = (cut_activations, cut_factors, cut_experts, cut_bf16_experts, cut_fp8_experts, cut_int8_experts)
+FP4 = (planes, fp4_values, fp4_experts, fp4_signals, fp4_linears)
+SMALL = (gates, given_experts, *CUT, *FP4)
+ALL = (*SMALL, fp4_tiles, fp4_experts_in_large_tiles, replays, large)
