@@ -18,6 +18,8 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -146,7 +148,10 @@ def compile_ahead(shape: ProductShape, rows: int, tiling: Tiling | ClusterTiling
         x = tensor(PLANES, shape.experts * rows, shape.k // PLANES)
     scale = None if groups is None else tensor(shape.experts * rows, groups, dtype=torch.float32)
     with contextlib.suppress(Exception), CompiledOnly():  # what cannot be compiled is told when it is timed
-        kind = {"quantise": shape.gated and shape.kind == "fp8", "in_planes": shape.gated and shape.kind == "fp4"}
+        kind: dict[str, Any] = {
+            "quantise": shape.gated and shape.kind == "fp8",
+            "in_planes": shape.gated and shape.kind == "fp4",
+        }
         grouped_gemm(x, w, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, tiling=tiling, **kind)
 
 
@@ -176,7 +181,10 @@ def tune(shape: ProductShape, rows: int) -> tuple[Tiling, float, float]:
     count = drawn_rows(shape.experts, rows)
 
     def product(tiling: Tiling | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        kind = {"quantise": shape.gated and shape.kind == "fp8", "in_planes": shape.gated and shape.kind == "fp4"}
+        kind: dict[str, Any] = {
+            "quantise": shape.gated and shape.kind == "fp8",
+            "in_planes": shape.gated and shape.kind == "fp4",
+        }
         return grouped_gemm(x, weight, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, tiling=tiling, **kind)
 
     default = tiling_of(KIND_NAMES.index(shape.kind), rows, shape.gated)
@@ -194,7 +202,9 @@ def tune(shape: ProductShape, rows: int) -> tuple[Tiling, float, float]:
     return best[1], best[0], default_s
 
 
-def tune_dense(shape: ProductShape, rows: int, triton: bool = True) -> tuple[Tiling | ClusterTiling | None, float, float]:
+def tune_dense(
+    shape: ProductShape, rows: int, triton: bool = True
+) -> tuple[Tiling | ClusterTiling | None, float, float]:
     """(fastest, None for cuBLAS or int8's default; its seconds; those of None)"""
     make, stack = fp8_weight if shape.kind == "dense" else int8_weight, (shape.experts,) if shape.experts > 1 else ()
     num = max(2, (200 << 20) // (shape.experts * shape.n * shape.k))
@@ -224,6 +234,7 @@ def dense_product(x: torch.Tensor, w: Weight, tiling: Tiling | ClusterTiling | N
     if w.data.dtype == torch.int8:
         if tiling is None:
             tiling = _splitting(x.device, INT8, len(x), *w.shape)
+        assert isinstance(tiling, Tiling)
         return split_gemm(*quantize_rows_int8(x), w, x.dtype, tiling)
     if isinstance(tiling, Tiling):
         return split_gemm(*quantize_rows(x), w, x.dtype, tiling)
@@ -247,6 +258,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", help="per expert, or of the dense products")
     parser.add_argument("--dense", nargs="*", default=[], metavar="[G x]NxK", help="these products, not experts'")
     parser.add_argument("--no-triton", action="store_true", help="dense fp8: the cluster kernel and cuBLAS alone")
+    parser.add_argument(
+        "--folder", type=Path, default=tuning.FOLDER, help="where the GPU's table is, default %(default)s"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile")
     arguments = parser.parse_args()
     kind = "same" if arguments.format == "bf16" else arguments.format
@@ -271,8 +285,9 @@ def main() -> None:
         times = {"us": seconds * 1e6, "default_us": default_s * 1e6}
         product = {"matrices": shape.experts, "n": shape.n, "k": shape.k, "rows": rows}
         shown.append({**product, **times, **(vars(tiling) if tiling else {})})
+        print(shown[-1], flush=True)
         if len(found[shape]) == len(arguments.rows or default_rows):  # what is measured stays, if a run is stopped
-            print(f"{shown[-1]}\n{tuning.write(torch.cuda.get_device_name(), {shape: found[shape]})}", flush=True)
+            print(tuning.write(torch.cuda.get_device_name(), {shape: found[shape]}, arguments.folder))
     print(table(shown))
 
 

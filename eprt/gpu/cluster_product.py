@@ -105,7 +105,8 @@ def cluster_product(
     tokens = tokens_of(padded)
     launch = _launch(x_PK.device.index, tokens, tiling)
     p = launch.params
-    p.w, p.x = byte_matrix(w_NK.data_ptr(), n, k, tiling.tile), byte_matrix(x_PK.data_ptr(), padded, x_PK.shape[1], tokens)
+    p.w = byte_matrix(w_NK.data_ptr(), n, k, tiling.tile)
+    p.x = byte_matrix(x_PK.data_ptr(), padded, x_PK.shape[1], tokens)
     p.w_scale, p.x_scale, p.y = w_scale.data_ptr(), scale_PG.data_ptr(), y_MN.data_ptr()
     p.rows, p.scale_rows, p.n, p.matrix_n, p.steps = rows, padded, n, matrix_n, k // _BLOCK
     launch(-(-n // tiling.tile) * tiling.splits, torch.cuda.current_stream().cuda_stream)

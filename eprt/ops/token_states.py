@@ -15,9 +15,7 @@ def token_states(product_TC: Tensor, place_RC: Tensor, position_T: Tensor) -> Te
     return states_T2C
 
 
-def insert_states(
-    slots_PSX: Tensor, slot_T: Tensor, product_TC: Tensor, place_RC: Tensor, position_T: Tensor
-) -> None:
+def insert_states(slots_PSX: Tensor, slot_T: Tensor, product_TC: Tensor, place_RC: Tensor, position_T: Tensor) -> None:
     """Puts token_states into slots, page * S + place; of negative slots nowhere. The product may change.
 
     slots_PSX: fp32, pages may lie apart; X = 2 * C, values and gates of a slot side by side.

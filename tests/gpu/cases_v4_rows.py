@@ -94,7 +94,7 @@ def pooling(draw: Draw) -> None:
 
 
 def states_in_rings(draw: Draw) -> None:
-    """The oracle's bits, in rings whose pages lie apart; products are part of wider rows; negative slots get nothing."""
+    """The oracle's bits; rings' pages lie apart, products are parts of wider rows, negative slots get nothing."""
     for channels, ratio in ((1024, 4), (512, 128), (13, 4), (1300, 4)):
         place, position = draw.normal(ratio, channels), torch.tensor([0, 3, 4, 255, 700, 5], device=draw.device)
         slot = torch.tensor([11, -1, 3, 0, 6, -7], device=draw.device)

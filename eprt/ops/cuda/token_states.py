@@ -36,16 +36,14 @@ def _insert_states(
     tl.store(slots + row_offset(slot, page_slots, page_stride, slot_stride) + at, state, mask=inside)
 
 
-def insert_states(
-    slots_PSX: Tensor, slot_T: Tensor, product_TC: Tensor, place_RC: Tensor, position_T: Tensor
-) -> None:
+def insert_states(slots_PSX: Tensor, slot_T: Tensor, product_TC: Tensor, place_RC: Tensor, position_T: Tensor) -> None:
     """As eprt.ops.token_states.insert_states. Slots are not checked; the product stays."""
     (T, X), (R, C) = product_TC.shape, place_RC.shape
     fp32 = all(each.dtype == torch.float32 for each in (slots_PSX, product_TC, place_RC))
     if not fp32 or X != 2 * C or slots_PSX.shape[2] != X or slots_PSX.stride(2) != 1 or product_TC.stride(1) != 1:
         raise ValueError(
-            f"slots {tuple(slots_PSX.shape)}, product {tuple(product_TC.shape)}, places {tuple(place_RC.shape)}: must be "
-            f"fp32 [P, S, 2C], [T, 2C] and [R, C], each row contiguous"
+            f"slots {tuple(slots_PSX.shape)}, product {tuple(product_TC.shape)}, places {tuple(place_RC.shape)}: must "
+            "be fp32 [P, S, 2C], [T, 2C] and [R, C], each row contiguous"
         )
     if not T:
         return
