@@ -3,7 +3,7 @@
     python -m benchmarks.serving.bench_v4_decode                        # one GPU, as one of 4: 64 of the 256 experts
     mpirun -n 2 python -m benchmarks.serving.bench_v4_decode            # 2 GPUs, as 2 of 4
 
-All 43 layers, recorded as in service, without sampling. Each request has a context of random cache, every layer its own.
+All 43 layers, recorded as in service, without sampling. Each request has a context of random cache in every layer.
 With --experts-per-gpu 64 and all choices among the experts that are there, an expert gets as many rows as on 4
 GPUs; weights and cache are those of one of 4. Only the exchange differs: one GPU sends nothing, of two a token's rows
 leave for one other GPU instead of three.
