@@ -3,10 +3,10 @@
     python -m benchmarks.serving.bench_v4_decode                        # one GPU, as one of 4: 64 of the 256 experts
     mpirun -n 2 python -m benchmarks.serving.bench_v4_decode            # 2 GPUs, as 2 of 4
 
-All 43 layers, recorded as in service, without sampling. Each request has a context of --context tokens of random cache,
-and every layer its own. With --experts-per-gpu 64 and all choices among the experts that are there, an expert gets as
-many rows as on 4 GPUs; weights and cache are those of one of 4. Only the exchange differs: one GPU sends nothing, of
-two a token's rows leave for one other GPU instead of three.
+All 43 layers, recorded as in service, without sampling. Each request has a context of random cache in every layer.
+With --experts-per-gpu 64 and all choices among the experts that are there, an expert gets as many rows as on 4
+GPUs; weights and cache are those of one of 4. Only the exchange differs: one GPU sends nothing, of two a token's rows
+leave for one other GPU instead of three.
 
 step_ms    by events, the median, of the slowest GPU
 floor_ms   weights, of routed experts those that some token is expected to choose, and what a query reads of the cache,
@@ -39,6 +39,12 @@ from eprt.models.loader import load_model
 NUM_RANKS = 1
 NEEDS_GPU = True
 TOP_KERNELS = 30
+CASES = [(1, 8192), (16, 8192), (64, 8192), (1, 131072), (16, 131072)]  # requests, tokens of context
+
+
+def sizes(text: str) -> tuple[int, int]:
+    requests, context = map(int, text.split("x"))
+    return requests, context
 
 
 @contextmanager
@@ -54,7 +60,7 @@ class DecodeBench:
     """One rank's model, and a cache for the most requests."""
 
     def __init__(self, args: argparse.Namespace, group: EPGroup):
-        self.args, self.group = args, group
+        self.args, self.group, most = args, group, max(requests for requests, _ in args.cases)
         with flash_with(args.experts_per_gpu * group.size) as directory:
             config = EngineConfig(
                 str(directory),
@@ -62,11 +68,12 @@ class DecodeBench:
                 dtype="bfloat16",
                 load_format="dummy",
                 num_hidden_layers=args.layers,
-                low_latency_max_tokens=max(args.requests),
-                max_model_len=2 * args.context,
-                chunk_size=max(512, *args.requests),
-                max_num_seqs=max(args.requests),
+                low_latency_max_tokens=most,
+                max_model_len=2 * max(context for _, context in args.cases),
+                chunk_size=max(512, most),
+                max_num_seqs=most,
                 kv_cache_dtype=args.kv_cache_dtype,
+                index_cache_dtype=args.index_cache_dtype,
             )
             model = load_model(config, group)
             gpu_bytes = torch.cuda.get_device_properties(model.device).total_memory
@@ -74,38 +81,43 @@ class DecodeBench:
         assert isinstance(model, DeepseekV4Model) and model.config.v4 is not None
         self.model, self.v4 = model, model.config.v4
         dtype = torch.uint8 if args.kv_cache_dtype == "fp8" else torch.bfloat16
-        self.layout = HybridLayout.for_model(model.config, self.v4.compress_ratios[: args.layers], dtype)
-        self.pages_each = -(-(args.context + 1) // PAGE_TOKENS)
-        num_pages = max(args.requests) * (self.pages_each + self.layout.tail.num_pages) + 1
+        ratios = self.v4.compress_ratios[: args.layers]
+        self.layout = HybridLayout.for_model(model.config, ratios, dtype, args.index_cache_dtype)
+        num_pages = max(requests * self._pages_each(context) for requests, context in args.cases) + 1
         memory_PB = torch.empty(num_pages, self.layout.page_bytes, dtype=torch.uint8, device="cuda")
         memory_PB.view(torch.bfloat16).normal_()
         if args.kv_cache_dtype == "fp8":
             memory_PB.fill_(0x30)  # finite in every format
         self.layers, self.bandwidth = self.layout.layers(memory_PB), bandwidth()
 
-    def batch(self, requests: int) -> ForwardBatch:
+    def _pages_each(self, context: int) -> int:
+        """Of one request, its tail included."""
+        return -(-(context + 1) // PAGE_TOKENS) + self.layout.tail.num_pages
+
+    def batch(self, requests: int, context: int) -> ForwardBatch:
         num_tail, device = self.layout.tail.num_pages, self.model.device
+        num_context = self._pages_each(context) - num_tail
         padding = padding_rows(
-            requests, self.pages_each, PAGE_TOKENS, self.layers[0].padding_page, device, num_tail=num_tail
+            requests, num_context, PAGE_TOKENS, self.layers[0].padding_page, device, num_tail=num_tail
         )
-        pages = torch.randperm(requests * (self.pages_each + num_tail), device=device).int().view(requests, -1)
-        position_T = torch.full((requests,), self.args.context, device=device)
+        pages = torch.randperm(requests * self._pages_each(context), device=device).int().view(requests, -1)
+        position_T = torch.full((requests,), context, device=device)
         return replace(
             padding,
             token_id_T=torch.randint(self.model.config.vocab_size, (requests,), device=device),
             position_T=position_T,
             seq_len_B=(position_T + 1).int(),
-            page_table_BP=pages[:, : self.pages_each],
-            tail_BF=pages[:, self.pages_each :],
-            longest=self.args.context + 1,
+            page_table_BP=pages[:, :num_context],
+            tail_BF=pages[:, num_context:],
+            longest=context + 1,
         )
 
     def compute(self, batch: ForwardBatch) -> tuple[torch.Tensor, ...]:
         return (self.model.forward(batch, self.layers),)
 
     @torch.inference_mode()
-    def step_s(self, requests: int) -> float:
-        batch = self.batch(requests)
+    def step_s(self, requests: int, context: int) -> float:
+        batch = self.batch(requests, context)
         graphs = DecodeGraphs(self.compute, [requests], replace(batch, longest=None))
         with self.model.exchange.while_setting_up():
             graphs.compute_all()
@@ -121,21 +133,21 @@ class DecodeBench:
         torch.cuda.synchronize()
         return max(self.group.allgather(timing.median_s))
 
-    def floor_s(self, requests: int) -> float:
+    def floor_s(self, requests: int, context: int) -> float:
         """Of this rank's bytes."""
         moe, rows = self.model.config.moe, requests * self.group.size
         assert moe is not None
         chosen = 1 - (1 - moe.top_k / moe.num_experts) ** rows
         embedded = self.model.embed_VH.numel() * self.model.embed_VH.element_size()  # of which a step reads a few rows
         weights = self.plan.dense - embedded + chosen * self.plan.experts
-        return (weights + requests * self._cache_bytes()) / self.bandwidth
+        return (weights + requests * self._cache_bytes(context)) / self.bandwidth
 
-    def _cache_bytes(self) -> int:
+    def _cache_bytes(self, context: int) -> int:
         """That one query reads."""
         entry, key = (each.width * each.dtype.itemsize for each in (self.layout.entry, self.layout.index))
         total = 0
         for ratio in self.layout.ratios:
-            entries = self.args.context // ratio if ratio else 0
+            entries = context // ratio if ratio else 0
             total += (128 + min(entries, self.v4.index_topk if ratio == 4 else entries)) * entry
             total += entries * key if ratio == 4 else 0
         return total
@@ -162,21 +174,24 @@ def tell_kernels(graphs: DecodeGraphs, batch: ForwardBatch) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--requests", type=int, nargs="+", default=[1, 16, 64], help="per GPU")
-    add("--context", type=int, default=8192)
+    add("--cases", type=sizes, nargs="+", default=CASES, metavar="RxC", help="requests of a GPU x tokens of context")
     add("--layers", type=int, default=43)
     add("--experts-per-gpu", type=int, default=64)
-    add("--kv-cache-dtype", default="auto", help="auto (bf16) or fp8")
+    add("--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="auto: bf16")
+    add("--index-cache-dtype", default="auto", choices=("auto", "fp4"))
     add("--profile", action="store_true")
     args, group = parser.parse_args(), EPGroup.from_mpi()
     bench = DecodeBench(args, group)
     facts = {"device": torch.cuda.get_device_name(), "gpus": group.size} | vars(args)
-    name = f"v4_decode_{args.layers}x{args.experts_per_gpu}_{group.size}gpu" + "_fp8" * (args.kv_cache_dtype == "fp8")
+    name = f"v4_decode_{args.layers}x{args.experts_per_gpu}_{group.size}gpu"
+    name += "".join(f"_{each}" for each in (args.kv_cache_dtype, args.index_cache_dtype) if each != "auto")
     report = BenchmarkReport(name, facts)
-    for requests in args.requests:
-        step_s, floor_s = bench.step_s(requests), bench.floor_s(requests)
+    for requests, context in args.cases:
+        step_s, floor_s = bench.step_s(requests, context), bench.floor_s(requests, context)
         report.add_row(
+            what=f"{requests} x {context}",
             requests=requests,
+            context=context,
             step_ms=step_s * 1e3,
             floor_ms=floor_s * 1e3,
             times_floor=step_s / floor_s,

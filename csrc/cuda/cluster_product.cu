@@ -6,6 +6,9 @@
 // kernel. Within a block one warp keeps loads STAGES steps ahead and the others multiply; a step is 128 columns, one
 // scale.
 //
+// Several matrices [N, K], behind each other in memory, may each have columns of x of their own, side by side: the
+// tiles of all of them are one launch.
+//
 // Compile-time constants: TOKENS (16, 32, 64 or 128), WARPGROUPS, BLOCKS (1 or 2; 2 only where a tile is a multiple of
 // 128 rows), SPLITS (at most 8), STAGES.
 #include "tensor_map.cuh"
@@ -28,11 +31,12 @@ struct ClusterProductParams {
   TensorMap w;           // boxes of kTile rows, 128 columns
   TensorMap x;           // boxes of TOKENS rows, 128 columns
   const float* w_scale;  // [ceil(N / 128), K / 128]
-  const float* x_scale;  // [K / 128, scale_rows]
+  const float* x_scale;  // [K / 128, scale_rows], of all matrices' columns
   uint16_t* y;           // bf16 [rows, N]
   int32_t rows;
   int32_t scale_rows;  // a multiple of 4, at most TOKENS
-  int32_t n;           // N, a multiple of 4
+  int32_t n;           // N of all matrices, a multiple of 4
+  int32_t matrix_n;    // N of one, a multiple of kTile if there are several
   int32_t steps;       // K / 128
 };
 
@@ -62,13 +66,14 @@ struct Share {
 // Called by one thread. The preceding kernel never writes W, so the first loads of W do not wait for its end.
 EPRT_DEVICE void load_steps(const ClusterProductParams& p, Shared& s, const Share& share) {
   const int count = share.end - share.begin, ahead = min(count, STAGES);
+  const int matrix = share.tile * kTile / p.matrix_n;
   const auto load_w = [&](int i) {
     const int slot = i % STAGES;
     barrier_expect(s.full + slot, sizeof(Stage) + p.scale_rows * 4);
     load_box(s.stage[slot].w, &p.w, (share.begin + i) * kStep, share.tile * kTile, s.full + slot);
   };
   const auto load_x = [&](int i) {
-    const int slot = i % STAGES, step = share.begin + i;
+    const int slot = i % STAGES, step = matrix * p.steps + share.begin + i;
     load_box(s.stage[slot].x, &p.x, step * kStep, 0, s.full + slot);
     bulk_load(s.x_scale[slot], p.x_scale + int64_t(step) * p.scale_rows, p.scale_rows * 4, s.full + slot);
   };

@@ -59,8 +59,9 @@ class ClusterProductParams(ctypes.Structure):
         ("rows", ctypes.c_int32),
         ("scale_rows", ctypes.c_int32),
         ("n", ctypes.c_int32),
+        ("matrix_n", ctypes.c_int32),
         ("steps", ctypes.c_int32),
-        ("_", ctypes.c_uint8 * 24),  # pads the struct to a multiple of a tensor map's alignment
+        ("_", ctypes.c_uint8 * 20),  # pads the struct to a multiple of a tensor map's alignment
     )
 
 
@@ -89,20 +90,25 @@ def cluster_product(
 ) -> Tensor:
     """bfloat16 [rows, N]. All tensors are contiguous; K is a multiple of 128, N of 4.
 
+    Of a stack [B, N, K], with N a multiple of the tile: [rows, B * N], each matrix's product with the next K columns.
+
     x_PK: e4m3, P = rows rounded up to PADDED_TO, at most 128.
     scale_PG: fp32 scales of x_PK, stored column by column.
     w_NK, w_scale: the preceding kernel on this stream must not write them: this one starts before that one has ended.
     """
-    (padded, k), n = x_PK.shape, w_NK.shape[0]
+    padded, (matrix_n, k), n = x_PK.shape[0], w_NK.shape[-2:], w_NK.shape[:-1].numel()
+    if x_PK.shape[1] != n // matrix_n * k or (n > matrix_n and matrix_n % tiling.tile):
+        raise ValueError(f"rows of {x_PK.shape[1]}, weight {tuple(w_NK.shape)}, tiles of {tiling.tile}: do not fit")
     y_MN = torch.empty(rows, n, dtype=torch.bfloat16, device=x_PK.device)
     if rows == 0:
         return y_MN
     tokens = tokens_of(padded)
     launch = _launch(x_PK.device.index, tokens, tiling)
     p = launch.params
-    p.w, p.x = byte_matrix(w_NK.data_ptr(), n, k, tiling.tile), byte_matrix(x_PK.data_ptr(), padded, k, tokens)
+    p.w = byte_matrix(w_NK.data_ptr(), n, k, tiling.tile)
+    p.x = byte_matrix(x_PK.data_ptr(), padded, x_PK.shape[1], tokens)
     p.w_scale, p.x_scale, p.y = w_scale.data_ptr(), scale_PG.data_ptr(), y_MN.data_ptr()
-    p.rows, p.scale_rows, p.n, p.steps = rows, padded, n, k // _BLOCK
+    p.rows, p.scale_rows, p.n, p.matrix_n, p.steps = rows, padded, n, matrix_n, k // _BLOCK
     launch(-(-n // tiling.tile) * tiling.splits, torch.cuda.current_stream().cuda_stream)
     return y_MN
 

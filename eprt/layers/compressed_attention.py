@@ -9,6 +9,7 @@ First all requests insert what they leave in the cache, then all attend. T token
 query latent. Knows nothing of who owns pages.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,14 +69,13 @@ class CompressedAttention:
         q_TA, kv_TD = w.qkv_a(h_TH)
         q_TA = w.q_norm(q_TA)
         rotation = Rotation(self.cos_sin_PR, batch.position_T, True)
-        states, index = self._project(h_TH, q_TA, rotation, pages)
-        if "hybrid" not in plans:
-            plans["hybrid"] = (DecodePlan if batch.by_rows else HybridPlan)(batch, self.window)
-        plan: HybridPlan | DecodePlan = plans["hybrid"]
-        tokens = insert(plan, TokenRows(kv_TD, self.key_norm, rotation, states), pages, self._makers)
+        products, index = self._project(h_TH, q_TA, rotation, pages)
+        plan_of = DecodePlan if batch.by_rows else HybridPlan
+        plan: HybridPlan | DecodePlan = once(plans, "hybrid", lambda: plan_of(batch, self.window))
+        tokens = insert(plan, TokenRows(kv_TD, self.key_norm, rotation, products), pages, self._makers)
         q_TND = w.q_b(q_TA).unflatten(1, (self.config.num_attention_heads, self.head_dim))
         q_TND = turn_rows(q_TND, rotation, self.query_norm)
-        entries = self._seen_entries(plan, index, pages)
+        entries = self._seen_entries(plan, index, pages, plans)
         return self._project_out(
             turned_attention(q_TND, tokens, entries, w.sink_N, self.scale, rotation, dtype=x_TH.dtype)
         )
@@ -83,33 +83,33 @@ class CompressedAttention:
     def _project(
         self, h_TH: Tensor, q_TA: Tensor, rotation: Rotation, pages: LayerPages
     ) -> tuple[dict[str, Tensor], IndexQueries | None]:
-        """(states of the compressors, the indexer's queries), as far as the layer has them."""
+        """(the compressors' products, the indexer's queries), as far as the layer has them."""
         w = self.weights
         if w.pooled is None or w.compressor is None:
             return {}, None
         product_TC, *of_index = w.pooled.in_fp32(h_TH)
-        states = {"state": w.compressor.states(product_TC, rotation.position_T)}
         if w.indexer is None:
-            return states, None
-        states["index_state"] = w.indexer.compressor.states(of_index[0], rotation.position_T)
-        return states, w.indexer.project(q_TA, of_index[1], rotation, pages.context["keys"])
+            return {"state": product_TC}, None
+        index = w.indexer.project(q_TA, of_index[1], rotation, pages.context["keys"])
+        return {"state": product_TC, "index_state": of_index[0]}, index
 
     def _project_out(self, out_TND: Tensor) -> Tensor:
         return self.weights.o_b(ops.group_linear(out_TND.flatten(1), self.weights.o_a))
 
     def _seen_entries(
-        self, plan: HybridPlan | DecodePlan, index: IndexQueries | None, pages: LayerPages
+        self, plan: HybridPlan | DecodePlan, index: IndexQueries | None, pages: LayerPages, plans: dict[str, Any]
     ) -> SeenEntries:
         if not pages.ratio:
             entry, none_T = pages.entry, torch.zeros_like(plan.request_T)
             no_pages = torch.empty(0, 1, entry.width, dtype=entry.dtype, device=none_T.device)
             return SeenEntries(no_pages, plan.table_BP, plan.request_T, none_T)
-        num_T, entries = entries_seen(plan.position_T, pages.ratio).int(), pages.context["entries"]
-        indexer = self.weights.indexer
+        indexer, entries = self.weights.indexer, pages.context["entries"]
+        most = None if indexer is None else indexer.top_k
+        num_T, num_read_T = once(plans, f"entries of {pages.ratio}", lambda: seen_and_read(plan, pages.ratio, most))
         if index is None or indexer is None or plan.longest // pages.ratio <= indexer.top_k:
             return SeenEntries(entries, plan.table_BP, plan.request_T, num_T)
         slot_TK = indexer.choose(index, pages.context["keys"], plan.table_BP, plan.request_T, num_T)
-        return SeenEntries(entries, plan.table_BP, plan.request_T, num_T.clamp(max=indexer.top_k), slot_TK)
+        return SeenEntries(entries, plan.table_BP, plan.request_T, num_read_T, slot_TK)
 
 
 def _makers(weights: CompressedAttentionWeights) -> tuple[EntryMaker, ...]:
@@ -119,6 +119,19 @@ def _makers(weights: CompressedAttentionWeights) -> tuple[EntryMaker, ...]:
     if weights.indexer is not None:
         makers.append(EntryMaker(weights.indexer.compressor, "index_state", "keys"))
     return tuple(makers)
+
+
+def once(plans: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
+    """What all layers make of a batch: the first one makes it."""
+    if name not in plans:
+        plans[name] = make()
+    return plans[name]
+
+
+def seen_and_read(plan: HybridPlan | DecodePlan, ratio: int, most: int | None) -> tuple[Tensor, Tensor]:
+    """int32 [T]: how many entries queries see, and how many of them they read, which is at most `most`."""
+    num_T = entries_seen(plan.position_T, ratio).int()
+    return num_T, num_T if most is None else num_T.clamp(max=most)
 
 
 def entries_seen(position: Tensor, ratio: int) -> Tensor:

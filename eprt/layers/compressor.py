@@ -14,8 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from eprt.layers.norm import RMSNorm
-from eprt.ops import pool_entries
+from eprt.ops import insert_states, pool_entries
 from eprt.ops.elementwise import Rotation
+from eprt.ops.token_states import token_states
 from eprt.ops.turned_rows import RowNorm
 
 OVERLAPPING_RATIO = 4
@@ -38,9 +39,11 @@ class Compressor:
 
         product_TC: of the token, wkv's and behind it wgate's; its memory becomes the result's.
         """
-        states_T2C = product_TC.unflatten(1, (2, product_TC.shape[1] // 2))
-        states_T2C[:, 1] += self.weights.place_RC[position_T % self.ratio]
-        return states_T2C
+        return token_states(product_TC, self.weights.place_RC, position_T)
+
+    def insert_states(self, slots_PSX: Tensor, slot_T: Tensor, product_TC: Tensor, position_T: Tensor) -> None:
+        """Puts them into slots, page * S + place. slots_PSX: values and gates side by side."""
+        insert_states(slots_PSX, slot_T, product_TC, self.weights.place_RC, position_T)
 
     def pool(self, states_S2C: Tensor, index_XR: Tensor) -> Tensor:
         """fp32 [X, D]: some entries, before norm and rotation, from what their tokens left; as of pool_entries. index:
@@ -52,9 +55,9 @@ class Compressor:
         """Of pooled entries."""
         return RowNorm(self.weights.norm.eps, self.weights.norm.weight_H)
 
-    def rotation(self, entry_X: Tensor) -> Rotation:
-        """Of their windows' first positions."""
-        return Rotation(self.cos_sin_PR, entry_X * self.ratio, True)
+    def rotation(self, first_X: Tensor) -> Rotation:
+        """Of entries whose windows begin at these positions."""
+        return Rotation(self.cos_sin_PR, first_X, True)
 
 
 def first_needed(ratio: int, start: int) -> int:

@@ -9,6 +9,8 @@ nobody.
 T tokens, which are requests here; F tail pages, R tokens of an entry. Knows nothing of what is computed.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ class DecodePlan:
         self.end_T = self.position_T + 1
         self.begin_T = (self.end_T - window).clamp(min=0)
         self._tail_FT = batch.tail_BF.long().T.contiguous()
-        self._slots: dict[tuple[str, int], Tensor] = {}
+        self._made: dict[tuple[str, int], Tensor] = {}
 
     def page(self, ring: Ring) -> Tensor:
         """int64 [T]: each row's page of a ring."""
@@ -36,33 +38,49 @@ class DecodePlan:
 
     def written(self, ring: Ring) -> Tensor:
         """int64 [T]: the slot of each row."""
-        return self._slots_of("rows", ring, self.position_T)
+        return self._slots_of("rows", ring, lambda: self.position_T)
 
     def tokens(self, ratio: int, ring: Ring) -> Tensor:
         """int64 [T, R]: slots of the tokens of which rows' entries are made, in the order of Compressor.pool; -1 for
         those before the first token, and of rows that complete no entry."""
-        first_T = torch.where(self.closes(ratio), self.position_T + 1 - ratio, -ratio)
-        offsets = torch.arange(-tokens_before(ratio), ratio, device=first_T.device)
-        return self._slots_of(f"tokens of {ratio}", ring, first_T.unsqueeze(1) + offsets)
+
+        def positions() -> Tensor:
+            first_T = torch.where(self.closes(ratio), self.end_T - ratio, -ratio)
+            offsets = torch.arange(-tokens_before(ratio), ratio, device=first_T.device)
+            return first_T.unsqueeze(1) + offsets
+
+        return self._slots_of(f"tokens of {ratio}", ring, positions)
 
     def closes(self, ratio: int) -> Tensor:
         """bool [T]: which rows complete an entry."""
-        return self.end_T % ratio == 0
+        return self._once("closes", ratio, lambda: self.end_T % ratio == 0)
+
+    def first(self, ratio: int) -> Tensor:
+        """int64 [T]: where the windows of rows' entries begin."""
+        return self._once("first", ratio, lambda: self.position_T // ratio * ratio)
 
     def entry_slots(self, ratio: int, page_entries: int) -> Tensor:
         """int64 [T]: where rows' entries go in pages of so many; -1 of rows that complete none."""
-        key = "entries", ratio
-        if key not in self._slots:
+
+        def slots() -> Tensor:
             entry_T = self.position_T // ratio
             page_T = self.table_BP.gather(1, (entry_T // page_entries).unsqueeze(1)).squeeze(1)
-            slot_T = page_T * page_entries + entry_T % page_entries
-            self._slots[key] = torch.where(self.closes(ratio), slot_T, -1)
-        return self._slots[key]
+            return torch.where(self.closes(ratio), page_T * page_entries + entry_T % page_entries, -1)
 
-    def _slots_of(self, what: str, ring: Ring, position: Tensor) -> Tensor:
-        """Rings of one size share the work. position: [T] or [T, R]."""
-        key = what, ring.size
-        if key not in self._slots:
+        return self._once("entries", ratio, slots)
+
+    def _slots_of(self, what: str, ring: Ring, positions: Callable[[], Tensor]) -> Tensor:
+        """Rings of one size share the work. positions: [T] or [T, R]."""
+
+        def slots() -> Tensor:
+            position = positions()
             page = self._tail_FT.view(*self._tail_FT.shape, *[1] * (position.dim() - 1))
-            self._slots[key] = torch.where(position < 0, -1, page * ring.size + position % ring.size)
-        return self._slots[key][ring.page]
+            return torch.where(position < 0, -1, page * ring.size + position % ring.size)
+
+        return self._once(what, ring.size, slots)[ring.page]
+
+    def _once(self, what: str, number: int, make: Callable[[], Tensor]) -> Tensor:
+        """For all layers: each of these tensors takes several kernels."""
+        if (what, number) not in self._made:
+            self._made[what, number] = make()
+        return self._made[what, number]

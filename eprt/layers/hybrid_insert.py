@@ -26,7 +26,7 @@ class TokenRows:
     key_TD: Tensor  # before norm and rotation
     norm: RowNorm
     rotation: Rotation
-    states: dict[str, Tensor]  # fp32 [T, 2, channels], what compressors need; by the names of rings
+    products: dict[str, Tensor]  # fp32 [T, 2 * channels], of which compressors make states; by the names of rings
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class EntryMaker:
     state: str
     name: str
 
-    def insert(self, states_S2C: Tensor, index_XR: Tensor, entry_X: Tensor, slot_X: Tensor, pages: LayerPages) -> None:
-        """states, index: as of Compressor.pool. entry: their numbers. slot: page * entries of a page + place; negative:
-        nowhere."""
+    def insert(self, states_S2C: Tensor, index_XR: Tensor, first_X: Tensor, slot_X: Tensor, pages: LayerPages) -> None:
+        """states, index: as of Compressor.pool. first: where their windows begin. slot: page * entries of a page +
+        place; negative: nowhere."""
         pooled_XD, to = self.compressor.pool(states_S2C, index_XR), pages.context[self.name]
-        turned = self.compressor.rotation(entry_X), self.compressor.norm
+        turned = self.compressor.rotation(first_X), self.compressor.norm
         if self.name == "keys":
             ops.insert_keys(to, slot_X, pooled_XD, pages.index, *turned)
         else:
@@ -66,15 +66,20 @@ def _insert_rows(plan: DecodePlan, rows: TokenRows, pages: LayerPages, makers: t
     ops.insert_rows(*where, rows.key_TD, pages.entry, rows.rotation, rows.norm)
     for maker in makers:
         ring, ratio = pages.tail[maker.state], maker.compressor.ratio
-        ring.scatter(plan.written(ring), rows.states[maker.state], None)
+        maker.compressor.insert_states(
+            ring.rows_PSX, plan.written(ring), rows.products[maker.state], rows.rotation.position_T
+        )
         slot_T = plan.entry_slots(ratio, maker.page_entries(pages))
-        maker.insert(ring.slots_PSD, plan.tokens(ratio, ring), plan.position_T // ratio, slot_T, pages)
+        maker.insert(ring.slots_PSD, plan.tokens(ratio, ring), plan.first(ratio), slot_T, pages)
     return SeenRing(window.rows_PSX, plan.page(window), plan.begin_T, plan.end_T)
 
 
 def _insert_spans(plan: HybridPlan, rows: TokenRows, pages: LayerPages, makers: tuple[EntryMaker, ...]) -> SeenTokens:
     key_TD = ops.turn_rows(rows.key_TD.unsqueeze(1), rows.rotation, rows.norm).squeeze(1)
-    left = {"window": pages.entry.encode(key_TD), **rows.states}
+    of_makers = {
+        maker.state: maker.compressor.states(rows.products[maker.state], rows.rotation.position_T) for maker in makers
+    }
+    left = {"window": pages.entry.encode(key_TD), **of_makers}
     local_XD = left["window"].new_empty(plan.num_local, left["window"].shape[1])
     ops.copy_rows(local_XD, plan.local_T, left["window"], None)
     for group in plan.groups:
@@ -86,7 +91,7 @@ def _insert_spans(plan: HybridPlan, rows: TokenRows, pages: LayerPages, makers: 
             bookmark = pages.bookmark["window"]
             bookmark.write(group.bookmarks.bookmark(bookmark), local_XD[group.marked_NW])
         for maker in makers:
-            _close_entries(maker, plan, group, rows.states[maker.state], pages)
+            _close_entries(maker, plan, group, of_makers[maker.state], pages)
         for name, values in left.items():
             ring = pages.tail[name]
             kept = group.writes(ring.size)
@@ -107,7 +112,7 @@ def _close_entries(maker: EntryMaker, plan: HybridPlan, group: SpanGroup, rows_T
     ring.gather(closed.kept.slots(plan.tail_BF, ring), states_S2C)
     states_S2C[num_kept:] = rows_T2C
     slot_X = closed.slots(plan.table_BP, maker.page_entries(pages))
-    maker.insert(states_S2C, closed.index_XR, closed.entry_X, slot_X, pages)
+    maker.insert(states_S2C, closed.index_XR, closed.entry_X * ratio, slot_X, pages)
     bookmark = pages.bookmark.get(maker.state)
     if bookmark is not None and group.bookmarks is not None:
         states = states_S2C[closed.index_XR[closed.marked_N, -ratio:]]

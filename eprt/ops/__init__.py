@@ -15,6 +15,7 @@ from eprt.ops import (
     rows,
     streams,
     token_mask,
+    token_states,
     turned_rows,
 )
 from eprt.ops import decode_layer as decode_layers
@@ -49,6 +50,7 @@ index_queries = by_device(indexer.index_queries)
 index_topk = by_device(indexer.index_topk)
 insert_keys = by_device(entry_rows.insert_keys)
 insert_rows = by_device(entry_rows.insert_rows)
+insert_states = by_device(token_states.insert_states)
 latent_insert = by_device(attention.latent_insert)
 linear = by_device(products.linear)
 mask_tokens = by_device(token_mask.mask_tokens)

@@ -4,8 +4,8 @@ A file is a list of {"experts", "n", "k", "kind", "gated", "tilings": {rows per 
 uses the tiling of the next larger measured number of rows of its shape, or of the shape with the nearest number of
 experts. For products of dense fp8 layers (kind "dense") a tiling may hold the fields of a ClusterTiling, for another
 kernel. For dense layers it is null beyond the largest measured number of rows and wherever cuBLAS (fp8) or the default
-(kind "dense int8") was faster. Shapes and GPUs that
-were not measured use the defaults of eprt/ops/cuda/grouped_gemm.py and linear.py. Knows nothing of kernels.
+(kind "dense int8") was faster. Shapes and GPUs that were not measured use the defaults of eprt/ops/cuda/grouped_gemm.py
+and linear.py. Knows nothing of kernels.
 """
 
 import functools
@@ -43,10 +43,11 @@ class Tiling:
 class ProductShape:
     """What a measured tiling is for."""
 
-    experts: int
+    experts: int  # matrices
     n: int  # columns of the result
     k: int
-    # "fp8", "same" or "int8": grouped products, see grouped_gemm.py; "dense" or "dense int8": one fp8 or int8 matrix.
+    # "fp8", "same", "int8" or "fp4": grouped products, see grouped_gemm.py; "dense" or "dense int8": all rows times one
+    # fp8 or int8 matrix, or each matrix times columns of its own (group_linear).
     kind: str
     gated: bool  # matrices are [2n, k]: gate rows, then up rows
 
@@ -75,16 +76,20 @@ def _log_unmeasured(device_name: str, shape: ProductShape) -> None:
 
 
 def tuned_dense(
-    device: torch.device, n: int, k: int, rows: int, kind: str = "dense"
+    device: torch.device, n: int, k: int, rows: int, kind: str = "dense", matrices: int = 1
 ) -> tuple[bool, Tiling | ClusterTiling | None]:
-    """(whether [n, k] was measured, its tiling for so many rows, or None where something else is faster)"""
-    return lookup_dense(read(_device_name(device.index), FOLDER) if device.type == "cuda" else {}, n, k, rows, kind)
+    """(whether [n, k] was measured, its tiling for so many rows, or None where something else is faster)
+
+    matrices: so many, each with columns of the rows of its own (group_linear).
+    """
+    table = read(_device_name(device.index), FOLDER) if device.type == "cuda" else {}
+    return lookup_dense(table, n, k, rows, kind, matrices)
 
 
 def lookup_dense(
-    table: Table, n: int, k: int, rows: int, kind: str = "dense"
+    table: Table, n: int, k: int, rows: int, kind: str = "dense", matrices: int = 1
 ) -> tuple[bool, Tiling | ClusterTiling | None]:
-    measured = table.get(ProductShape(1, n, k, kind, gated=False), {})
+    measured = table.get(ProductShape(matrices, n, k, kind, gated=False), {})
     larger = [most for most in measured if most >= rows]
     return bool(measured), measured[min(larger)] if larger else None
 

@@ -59,6 +59,26 @@ def every_tiling(draw: Draw) -> None:
     assert _product(data[:0], scale[:0], weight, 0, TILINGS[0]).shape == (0, n)
 
 
+def stacks(draw: Draw) -> None:
+    """Several matrices at once, each with columns of its own: the bits of one product after another."""
+    _needs_hopper(draw)
+    num, n, k = 3, 256, 640
+    whole = _weight(draw, num * n, k)
+    assert whole.scale is not None
+    stack = Weight(whole.data.view(num, n, k), whole.scale.view(num, n // 128, k // 128))
+    for rows in (1, 16, 17, 64, 100, 128):
+        data, scale = quantize_rows(draw.normal(rows, num * k, dtype=torch.bfloat16), padded_to=PADDED_TO)
+        data.view(torch.uint8)[rows:], scale[rows:] = 0x7F, float("nan")
+        for tiling in (each for each in TILINGS if n % each.tile == 0):
+            got = _product(data, scale, stack, rows, tiling)
+            for i in range(num):
+                columns = data[:, i * k : (i + 1) * k].contiguous(), scale.T[5 * i : 5 * i + 5].contiguous().T
+                want = _product(*columns, stack.matrix(i), rows, tiling)
+                assert torch.equal(got[:, i * n : (i + 1) * n], want), (rows, tiling, i)
+    with pytest.raises(ValueError, match="do not fit"):
+        _product(data, scale, stack, rows, ClusterTiling(3, 1, 5, 5))
+
+
 def replays(draw: Draw) -> None:
     """In a CUDA graph, behind the kernel that writes its rows: the same bits each time, of the rows of that time."""
     _needs_hopper(draw)
@@ -82,9 +102,9 @@ def replays(draw: Draw) -> None:
 
 
 def tuned_shapes(draw: Draw) -> None:
-    """What linear chooses for DeepSeek-V3's products, as many rows as are measured and one less."""
+    """What linear chooses for products of DeepSeek V3 and V4, as many rows as are measured and one less."""
     _needs_hopper(draw)
-    for n, k in ((2112, 7168), (7168, 2048)):
+    for n, k in ((2112, 7168), (7168, 2048), (1536, 4096), (4096, 8192)):
         weight, device = _weight(draw, n, k), torch.device("cuda", torch.cuda.current_device())
         for rows in (1, 15, 16, 31, 64, 127, 128, 129):
             x = draw.normal(rows, k, dtype=torch.bfloat16)
@@ -100,4 +120,4 @@ def tuned_shapes(draw: Draw) -> None:
             )
 
 
-ALL = (every_tiling, replays, tuned_shapes)
+ALL = (every_tiling, stacks, replays, tuned_shapes)

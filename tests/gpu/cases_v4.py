@@ -85,8 +85,11 @@ def generate(group: EPGroup, root: str, device: str, **options: Any) -> tuple[li
 def same_tokens_as_on_the_cpu(group: EPGroup, root: str) -> None:
     """In float32: recorded steps and launched ones, overlapping or not, drafts; each rank asks the CPU by itself."""
     want, _ = generate(EPGroup.single(), root, "cpu", dtype="float32")
-    drafts = [{"num_speculative_tokens": num} for num in (1, 2)]
-    for extra in ({}, {"graph_sizes": ()}, {"overlap_schedule": False}, *drafts, {**drafts[0], "graph_sizes": ()}):
+    variants: list[dict[str, Any]] = [{}, {"num_speculative_tokens": 2}]
+    if group.size == 1:
+        launched = {"graph_sizes": ()}
+        variants += [launched, {"overlap_schedule": False}, {"num_speculative_tokens": 1, **launched}]
+    for extra in variants:
         got, accepted = generate(group, root, "cuda", dtype="float32", **extra)
         equal = sum(a == b for a, b in zip(got, want))
         print(f"{group.size} ranks, {extra}: {equal} of {len(want)} alike, {accepted} drafts accepted", flush=True)
@@ -105,14 +108,13 @@ def short_of_pages(group: EPGroup, root: str) -> None:
     assert preemptions > 0 and answers[0] == answers[1]
 
 
-def answers_questions(group: EPGroup, num: int = 88) -> None:
+def answers_questions(group: EPGroup, num: int = 44) -> None:
     """The V4 demo model in bfloat16, whose experts are fp4: plain, with drafts, and with the smallest cache."""
-    questions = held_out_questions(num, seed=3)
+    questions, none = held_out_questions(num, seed=3), []
     prompts = [render(question.messages, question.tools) for question in questions]
     found = {}
     variants: tuple[tuple[str, dict[str, Any]], ...] = (
         ("plain", {}),
-        ("launched", {"graph_sizes": ()}),
         ("drafts", {"num_speculative_tokens": 1}),
         ("fp8, fp4", {"num_speculative_tokens": 2, "kv_cache_dtype": "fp8", "index_cache_dtype": "fp4"}),
     )
@@ -123,7 +125,9 @@ def answers_questions(group: EPGroup, num: int = 88) -> None:
             accepted = llm.engine.stats().num_accepted_tokens
         found[name] = score(questions, [output.outputs[0].text or "" for output in outputs])["accuracy"]
         print(f"{group.size} GPUs, {name}: {found[name]:.3f} right, {accepted} drafts accepted", flush=True)
-    assert min(found.values()) > 0.9, found
+        if accepted < num * options.get("num_speculative_tokens", 0):  # the MTP layer was trained: it guesses most
+            none.append(name)
+    assert min(found.values()) > 0.9 and not none, (found, none)
 
 
 def dummy_weights(group: EPGroup) -> None:

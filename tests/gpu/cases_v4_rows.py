@@ -97,6 +97,22 @@ def pooling(draw: Draw) -> None:
         assert cuda.pool_entries(state, index[:0], size, first).shape == (0, size)
 
 
+def states_in_rings(draw: Draw) -> None:
+    """The oracle's bits; rings' pages lie apart, products are parts of wider rows, negative slots get nothing."""
+    for channels, ratio in ((1024, 4), (512, 128), (13, 4), (1300, 4)):
+        place, position = draw.normal(ratio, channels), torch.tensor([0, 3, 4, 255, 700, 5], device=draw.device)
+        slot = torch.tensor([11, -1, 3, 0, 6, -7], device=draw.device)
+        product = draw.normal(6, 2 * channels + 5)[:, 2 : 2 + 2 * channels]
+        memory = torch.zeros(3, 4 * 2 * channels + 9, device=draw.device)
+        rings = memory[:, 4 : 4 + 8 * channels].unflatten(1, (4, 2 * channels))
+        cuda.insert_states(rings, slot, product, place, position)
+        want = torch.zeros_like(rings.cpu())
+        ops.insert_states(want, slot.cpu(), product.cpu().clone(), place.cpu(), position.cpu())
+        assert torch.equal(rings.cpu(), want) and want.any(), (channels, ratio)
+        assert not memory[:, :4].any() and not memory[:, 4 + 8 * channels :].any()
+        cuda.insert_states(rings, slot[:0], product[:0], place, position[:0])
+
+
 def copied_rows(draw: Draw) -> None:
     """Of every size of words, from and to pages that lie apart; negative rows are left out."""
     for width, dtype in (
@@ -230,6 +246,7 @@ SMALL = (
     streams,
     stream_weights_of_few_iterations,
     pooling,
+    states_in_rings,
     copied_rows,
     encoded_rows,
     transformed_rows,

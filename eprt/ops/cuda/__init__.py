@@ -28,4 +28,5 @@ from eprt.ops.cuda.shared_attention import shared_attention, turned_attention
 from eprt.ops.cuda.silu import silu_mul
 from eprt.ops.cuda.streams import collapse_streams, expand_streams, mix_streams
 from eprt.ops.cuda.token_mask import mask_tokens
+from eprt.ops.cuda.token_states import insert_states
 from eprt.ops.cuda.turned_rows import turn_rows

@@ -106,13 +106,13 @@ def _tiling(w_NK: Weight, rows: int, out_dtype: torch.dtype) -> Tiling | Cluster
     """
     (n, k), device = w_NK.shape, w_NK.data.device
     known, tiling = tuned_dense(device, n, k, rows)
-    if known and (not isinstance(tiling, ClusterTiling) or _takes(w_NK, rows, out_dtype, tiling)):
+    if known and (not isinstance(tiling, ClusterTiling) or cluster_takes(w_NK, rows, out_dtype, tiling)):
         return tiling
     few = rows <= 32 or (k >= 4096 and rows <= (128 if n <= 4096 else 64))
     return _splitting(device, FP8, rows, n, k) if few else None
 
 
-def _takes(w_NK: Weight, rows: int, out_dtype: torch.dtype, tiling: ClusterTiling) -> bool:
+def cluster_takes(w_NK: Weight, rows: int, out_dtype: torch.dtype, tiling: ClusterTiling) -> bool:
     """Whether the cluster kernel is available and computes this product."""
     if out_dtype != torch.bfloat16 or w_NK.data.dtype != torch.float8_e4m3fn:
         return False

@@ -36,7 +36,7 @@ def expected(one: Compressor, values: torch.Tensor, gates: torch.Tensor) -> torc
 
 def entries_of(one: Compressor, states: torch.Tensor, index_XR: np.ndarray, entry_X: np.ndarray) -> torch.Tensor:
     pooled_XD = one.pool(states, torch.from_numpy(index_XR))
-    return turn_rows(pooled_XD.unsqueeze(1), one.rotation(torch.from_numpy(entry_X)), one.norm).squeeze(1)
+    return turn_rows(pooled_XD.unsqueeze(1), one.rotation(torch.from_numpy(entry_X) * one.ratio), one.norm).squeeze(1)
 
 
 @pytest.mark.parametrize(("ratio", "num"), [(4, 23), (128, 260)])

@@ -240,8 +240,8 @@ def _halves_of_channels_exchanged(monkeypatch, model):
 def _entries_rotated_by_their_last_token(monkeypatch, model):
     rotation = Compressor.rotation
 
-    def turned(self, entry):
-        return dataclasses.replace(rotation(self, entry), position_T=entry * self.ratio + 3)
+    def turned(self, first):
+        return dataclasses.replace(rotation(self, first), position_T=first + 3)
 
     monkeypatch.setattr(Compressor, "rotation", turned)
 
