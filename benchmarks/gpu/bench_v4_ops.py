@@ -137,15 +137,17 @@ def turned_rows(rows: int) -> tuple[list[Callable[[], object]], int]:
 
 
 def pooling(rows: int, ratio: int) -> tuple[list[Callable[[], object]], int]:
-    """Of as many rings as there are rows, at most 64."""
-    overlaps, requests = ratio == 4, min(rows, 64)
+    """An entry of each request's ring; of a prompt, all those of its rows."""
+    overlaps, is_prompt = ratio == 4, rows > 128
     slots = 2 * ratio if overlaps else ratio
     channels = SIZE * (1 + overlaps)
-    states = [_normal(requests, slots, 2, channels, dtype=torch.float32) for _ in range(COPIES)]
-    index = torch.arange(requests * slots, device="cuda").view(requests, slots)
-    index = index.repeat(-(-rows // requests), 1)[:rows]
+    entries, shape = (rows // ratio, (rows,)) if is_prompt else (rows, (rows, slots))
+    states = [_normal(*shape, 2, channels, dtype=torch.float32) for _ in range(2 if is_prompt else COPIES)]
+    first = torch.arange(entries, device="cuda") * (ratio if is_prompt else slots)
+    index = first[:, None] + torch.arange(slots, device="cuda") - (ratio if is_prompt and overlaps else 0)
+    index = index.clamp(min=-1)
     calls = [partial(cuda.pool_entries, state, index, SIZE, ratio if overlaps else 0) for state in states]
-    return calls, 2 * 4 * requests * slots * SIZE + 4 * rows * SIZE
+    return calls, states[0].nbytes // (1 if is_prompt or not overlaps else 2) + 4 * entries * SIZE
 
 
 def inserted(rows: int, how: EntryFormat | IndexFormat) -> tuple[list[Callable[[], object]], int]:

@@ -24,7 +24,7 @@ DTYPES = (
     (torch.float32, FP8),
 )
 # Queries, heads, values of a key, of them rotated, entries of a page.
-SMALL_SHAPES = ((7, 4, 32, 8, 4), (3, 20, 70, 6, 1), (2, 5, 128, 64, 2))
+SMALL_SHAPES = ((7, 4, 32, 8, 4), (3, 20, 76, 4, 1), (2, 5, 128, 64, 2))
 LARGE_SHAPES = ((9, 64, 512, 64, 64), (3, 128, 512, 64, 2), (300, 64, 512, 64, 64))
 
 
@@ -97,49 +97,78 @@ def _moved(x: Tensor, device: str) -> Tensor:
     return there
 
 
-def small_attention(draw: Draw, shapes=SMALL_SHAPES, splits=(1, 3), of=DTYPES) -> None:
-    for shape in shapes:
-        for dtypes in of:
-            seen = Seen(draw, shape, dtypes)
-            for name, entries in (("all", seen.all), ("chosen", seen.chosen)):
-                rope = seen.entry.rope_size
-                want = ops.shared_attention(seen.query.cpu(), seen.tokens, entries, seen.sink.cpu(), 0.3, rope)
-                args = seen.query, seen.on(seen.tokens), seen.on(entries), seen.sink, 0.3, rope
-                for num in splits:
-                    got = cuda.shared_attention(*args, num)
-                    near(got, want, 2 * ROUNDING[dtypes[0]], f"{shape} {dtypes} {name} {num}")
-                of_ring = seen.query, seen.on(seen.ring), seen.on(entries), seen.sink, 0.3, rope
-                near(cuda.shared_attention(*of_ring), want, 2 * ROUNDING[dtypes[0]], f"ring {shape} {dtypes}")
+def attended(draw: Draw, shape, dtypes, splits, of_ring: bool, are_chosen: bool) -> None:
+    seen, rope = Seen(draw, shape, dtypes), shape[3]
+    entries = seen.chosen if are_chosen else seen.all
+    want = ops.shared_attention(seen.query.cpu(), seen.tokens, entries, seen.sink.cpu(), 0.3, rope)
+    tokens = seen.ring if of_ring else seen.tokens
+    for num in splits:
+        got = cuda.shared_attention(seen.query, seen.on(tokens), seen.on(entries), seen.sink, 0.3, rope, num)
+        what = f"{shape} {dtypes} ring {of_ring} chosen {are_chosen} splits {num}"
+        near(got, want, 2 * ROUNDING[dtypes[0]], what)
+
+
+def small_attention(draw: Draw) -> None:
+    """All ways in the interpreter; each once with each dtype on a GPU, where every one is compiled."""
+    ways = [(ring, chosen) for ring in (False, True) for chosen in (False, True)]
+    for i, shape in enumerate(SMALL_SHAPES):
+        for j, dtypes in enumerate(DTYPES):
+            for k, way in enumerate(ways):
+                if draw.device == "cpu":
+                    attended(draw, shape, dtypes, (None, 1, 3), *way)
+                elif (i + j + k) % 4 == 0:
+                    attended(draw, shape, dtypes, (1, 3) if i == 0 else (3,), *way)
 
 
 def large_attention(draw: Draw) -> None:
-    small_attention(draw, LARGE_SHAPES, (None, 1, 3), (DTYPES[1], DTYPES[3]))
+    """Decodes, whose tokens are in rings, and a prompt, of which each query sees entries chosen for it or all."""
+    for shape, splits in zip(LARGE_SHAPES, ((None, 1, 3), (None,), (None,))):
+        for dtypes, of_ring in ((DTYPES[1], True), (DTYPES[3], shape is not LARGE_SHAPES[1])):
+            attended(draw, shape, dtypes, splits, of_ring, are_chosen=shape is not LARGE_SHAPES[1])
+    attended(draw, LARGE_SHAPES[2], DTYPES[1], (None,), of_ring=False, are_chosen=False)
 
 
 def large_accurate_attention(draw: Draw) -> None:
-    small_attention(draw, LARGE_SHAPES[:1], (None, 1), (DTYPES[0], DTYPES[4]))
+    attended(draw, LARGE_SHAPES[0], DTYPES[0], (None, 1), of_ring=True, are_chosen=True)
+    attended(draw, LARGE_SHAPES[0], DTYPES[4], (None,), of_ring=False, are_chosen=False)
 
 
-def attention_turned_back(draw: Draw, shapes=((3, 4, 32, 8, 4), (2, 20, 70, 6, 1))) -> None:
+def attention_turned_back(
+    draw: Draw,
+    of=(
+        ((3, 4, 32, 8, 4), DTYPES[0], torch.float32),
+        ((2, 20, 76, 4, 1), DTYPES[3], torch.bfloat16),
+    ),
+) -> None:
     """The bytes of both operators one after the other."""
-    for shape in shapes:
-        for dtypes in (DTYPES[0], DTYPES[3]):
-            seen = Seen(draw, shape, dtypes)
-            how = seen.query, seen.on(seen.ring), seen.on(seen.chosen), seen.sink, 0.3
-            for dtype in (torch.float32, torch.bfloat16):
-                for num in (1, 2):
-                    apart = cuda.shared_attention(*how, seen.entry.rope_size, num)
-                    apart = cuda.turn_rows(apart, seen.rotation, backwards=True, dtype=dtype)
-                    got = cuda.turned_attention(*how, seen.rotation, dtype, num)
-                    assert torch.equal(got, apart), (shape, dtypes, dtype, num)
-                on_cpu = seen.query.cpu(), seen.tokens, seen.chosen, seen.sink.cpu(), 0.3
-                turned = Rotation(seen.rotation.cos_sin_PR.cpu(), seen.rotation.position_T.cpu(), True)
-                want = ops.turned_attention(*on_cpu, turned, dtype)
-                near(got, want, 2 * max(ROUNDING[dtypes[0]], ROUNDING[dtype]), f"turned {shape} {dtypes} {dtype}")
+    for shape, dtypes, dtype in of:
+        seen = Seen(draw, shape, dtypes)
+        how = seen.query, seen.on(seen.ring), seen.on(seen.chosen), seen.sink, 0.3
+        for num in (1, 2):
+            apart = cuda.shared_attention(*how, seen.entry.rope_size, num)
+            apart = cuda.turn_rows(apart, seen.rotation, backwards=True, dtype=dtype)
+            got = cuda.turned_attention(*how, seen.rotation, dtype, num)
+            assert torch.equal(got, apart), (shape, dtypes, dtype, num)
+        on_cpu = seen.query.cpu(), seen.tokens, seen.chosen, seen.sink.cpu(), 0.3
+        turned = Rotation(seen.rotation.cos_sin_PR.cpu(), seen.rotation.position_T.cpu(), True)
+        want = ops.turned_attention(*on_cpu, turned, dtype)
+        near(got, want, 2 * max(ROUNDING[dtypes[0]], ROUNDING[dtype]), f"turned {shape} {dtypes} {dtype}")
 
 
 def large_attention_turned_back(draw: Draw) -> None:
-    attention_turned_back(draw, ((3, 64, 512, 64, 2),))
+    attention_turned_back(draw, (((3, 64, 512, 64, 2), DTYPES[3], torch.bfloat16),))
+
+
+def refused_formats(draw: Draw) -> None:
+    """fp8 entries whose scales the kernel could not load as one word are refused by name."""
+    for shape, why in (((2, 4, 70, 6, 1), "multiple of 8 bytes"), ((2, 4, 136, 72, 1), "one group of 64")):
+        seen = Seen(draw, shape, DTYPES[3])
+        try:
+            cuda.shared_attention(seen.query, seen.on(seen.ring), seen.on(seen.all), seen.sink, 0.3, shape[3])
+        except ValueError as error:
+            assert why in " ".join(str(error).split()) and "--kv-cache-dtype" in str(error)
+        else:
+            raise AssertionError(f"{shape} was not refused")
 
 
 def nothing_to_attend(draw: Draw) -> None:
@@ -162,14 +191,16 @@ def nothing_to_attend(draw: Draw) -> None:
 
 def chosen_entries(draw: Draw) -> None:
     """V4's keys lie in pages apart, in every format. Small whole numbers: scores are exact, and many are equal."""
-    for size, heads, page in ((16, 64, 64), (128, 64, 64), (32, 3, 4)):
-        for query_dtype, stored, fp4 in (
-            (torch.float32, torch.float32, False),
-            (torch.bfloat16, torch.bfloat16, False),
-            (torch.bfloat16, FP8, False),
-            (torch.float32, FP8, True),
-            (torch.bfloat16, FP8, True),
-        ):
+    formats = (
+        (torch.bfloat16, torch.bfloat16, False),
+        (torch.bfloat16, FP8, False),
+        (torch.bfloat16, FP8, True),
+        (torch.float32, torch.float32, False),
+        (torch.float32, FP8, True),
+    )
+    everywhere = draw.device == "cpu"  # in the interpreter nothing is compiled
+    for size, heads, page in ((128, 64, 64), (32, 3, 4), (16, 64, 64))[: 3 if everywhere else 2]:
+        for query_dtype, stored, fp4 in formats if everywhere else formats[:3] if size == 128 else formats[3:]:
             index, generator = IndexFormat(size, stored, fp4), draw.generator
             lengths, width = (3, 60, 150), -(-150 // page)
             memory = torch.full((3 * width, page * index.width + 64), 0x7F if stored == FP8 else torch.nan)
@@ -201,7 +232,8 @@ def recorded_attention(draw: Draw) -> None:
     if draw.device == "cpu":
         return
     seen = Seen(draw, (6, 64, 512, 64, 64), (torch.bfloat16, FP8), window=128, most=400, top_k=512)
-    args = seen.query, seen.on(seen.ring), seen.on(seen.all), seen.sink, 0.05
+    entries = replace(seen.all, request_T=torch.full((6,), int(seen.all.request_T[-1])).int())  # which has 400
+    args = seen.query, seen.on(seen.ring), seen.on(entries), seen.sink, 0.05
     slot = torch.arange(6, device=draw.device)
     rows, pages = draw.normal(6, 512, dtype=torch.bfloat16), args[1].pages_PSD
 
@@ -217,8 +249,8 @@ def recorded_attention(draw: Draw) -> None:
         args[2].num_T.copy_(torch.tensor(num, dtype=torch.int32))
         slot.copy_(torch.tensor([3, -1, 140, -7, 131 * 5, 2]))
         graph.replay()
-        assert torch.equal(out, step()), num
+        assert out.isfinite().all() and torch.equal(out, step()), num
 
 
-SMALL = (small_attention, attention_turned_back, nothing_to_attend, chosen_entries)
+SMALL = (small_attention, attention_turned_back, nothing_to_attend, refused_formats, chosen_entries)
 ALL = (*SMALL, large_attention, large_accurate_attention, large_attention_turned_back, recorded_attention)

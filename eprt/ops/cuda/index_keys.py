@@ -56,6 +56,23 @@ def _turn_queries(
 
 
 @triton.jit
+def _transformed(value, GROUPS: tl.constexpr):
+    """The Hadamard transform of fp32 [GROUPS * 64], unscaled: of the places in groups of 8, of the groups of 8 in those
+    of 64, and of these, each by a small matrix. Behind fewer values that exist come repetitions of their transform."""
+    i = tl.arange(0, 8)
+    matrix = hadamard_matrix(i[:, None], i[None, :], 8)
+    value = tl.reshape(value, [GROUPS * 8, 8])
+    value = tl.sum(value[:, None, :] * matrix[None, :, :], 2)
+    value = tl.reshape(value, [GROUPS, 8, 8])
+    value = tl.sum(value[:, None, :, :] * matrix[None, :, :, None], 2)
+    if GROUPS > 1:
+        g = tl.arange(0, GROUPS)
+        matrix = hadamard_matrix(g[:, None], g[None, :], GROUPS)
+        value = tl.sum(tl.reshape(value, [1, GROUPS, 64]) * matrix[:, :, None], 1)
+    return tl.reshape(value, [GROUPS * 64])
+
+
+@triton.jit
 def _fp4_code(value):
     """e2m1 to the nearest, ties to the even code."""
     most = tl.abs(value)
@@ -131,8 +148,8 @@ def _store_keys(
             value = tl.load(at + column, mask=column < size, other=0.0).to(tl.float32)
         value = tl.reshape(value, [SIZE])
         if TRANSFORM:
-            matrix = hadamard_matrix(i[:, None], i[None, :], size)
-            value = (tl.sum(matrix * value[None, :], 1) * factor).to(x.dtype.element_ty).to(tl.float32)
+            value = (_transformed(value, GROUPS) * factor).to(x.dtype.element_ty).to(tl.float32)
+            value = tl.where(i < size, value, 0.0)
         to = pages + row_offset(slot, page_rows, page_stride, place_stride)
         _store_key(to, value, size, width, FP8, FP4, SIZE)
 

@@ -23,12 +23,13 @@ from eprt.ops.shared_attention import SeenEntries, SeenRing, SeenTokens
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _MOST_SPLITS = 32
+_VALUES = 4096  # of parts that a program adds up
 
 
 @triton.jit
-def _turned_back(value, angles, size, half, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """[ROWS, SIZE], whose last values are rotated by the negative angles: as turn_rows does it."""
-    pair = tl.arange(0, SIZE // 2)
+def _turned_back(value, angles, first, size, half, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """[ROWS, SIZE], columns from `first` on; the last of all are rotated by the negative angles, as by turn_rows."""
+    pair = first // 2 + tl.arange(0, SIZE // 2)
     place = pair - (size // 2 - half)
     turns = (place >= 0) & (place < half)
     cos = tl.load(angles + place, mask=turns, other=1.0)[None, :]
@@ -90,13 +91,9 @@ def _attend_keys(
     begin,
     where,
     scale,
-    CHOSEN: tl.constexpr,
-    RING: tl.constexpr,
-    PAGE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PLAIN: tl.constexpr,
-    FP8: tl.constexpr,
+    stored: tl.constexpr,
     ACCURATE: tl.constexpr,
+    PARTED: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """(largest score, sum of the weights, weighted sum of the keys) of a part of a query's keys, per head."""
@@ -107,9 +104,14 @@ def _attend_keys(
     precision: tl.constexpr = "ieee" if ACCURATE else "tf32"
     for key in range(begin, end, KEYS):
         at = key + tl.arange(0, KEYS)
-        keys = load_keys(local, pages, at, where, q.dtype, CHOSEN, RING, PAGE, WIDTH, PLAIN, FP8, KEYS, SIZE)
-        score = tl.dot(q, tl.trans(keys), input_precision=precision) * (scale * _LOG2E)
-        score = tl.where((at < end)[None, :], score, float("-inf"))
+        keys = load_keys(local, pages, at, where, q.dtype, stored, KEYS, SIZE)
+        if PARTED:
+            score = tl.zeros([TILE, KEYS], tl.float32)
+            if key < end:  # always: out of a branch the compiler does not see the product that comes behind
+                score = tl.dot(q, tl.trans(keys), score, input_precision=precision)
+        else:
+            score = tl.dot(q, tl.trans(keys), input_precision=precision)
+        score = tl.where((at < end)[None, :], score * (scale * _LOG2E), float("-inf"))
         most, total, acc = _add_keys(most, total, acc, score, keys, ACCURATE)
     return most, total, acc
 
@@ -150,11 +152,11 @@ def _attend(
     FP8: tl.constexpr,
     SPLIT: tl.constexpr,
     ACCURATE: tl.constexpr,
+    PARTED: tl.constexpr,
     TILE: tl.constexpr,
     KEYS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    CHOSEN: tl.constexpr = slot_TK is not None
     tiles = tl.cdiv(num_heads, TILE)
     t, head = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
     first_token, num_local, begin, end = _keys_of_part(begin_T, end_T, num_T, t, num_splits, KEYS)
@@ -163,17 +165,18 @@ def _attend(
     q = tl.load(query + row[:, None] * size + i[None, :], mask=mask, other=0.0)
     if RING > 0:
         local += tl.load(page_T + t).to(tl.int64) * local_page
-    chosen = slot_TK + t * slot_width if CHOSEN else table + tl.load(request_T + t).to(tl.int64) * table_width
+    of_request = table + tl.load(request_T + t).to(tl.int64) * table_width
+    chosen = of_request if slot_TK is None else slot_TK + t * slot_width
     where = first_token, num_local, end, chosen, entry_page, size
-    seen = _attend_keys(q, local, pages, begin, where, scale, CHOSEN, RING, PAGE, WIDTH, PLAIN, FP8, ACCURATE, KEYS)
+    stored: tl.constexpr = slot_TK is not None, RING, PAGE, WIDTH, PLAIN, FP8
+    seen = _attend_keys(q, local, pages, begin, where, scale, stored, ACCURATE, PARTED, KEYS)
     if SPLIT:
         _store_part(partial, log_sum, seen, row + tl.program_id(1).to(tl.int64) * num_queries * num_heads, mask, size)
     else:
-        sink = tl.load(sink_N + head, mask=inside, other=0.0) * _LOG2E
-        value = _with_sink(seen, sink)
+        value = _with_sink(seen, tl.load(sink_N + head, mask=inside, other=0.0) * _LOG2E)
         if cos_sin is not None:
             angles = cos_sin + tl.load(position_T + t).to(tl.int64) * 2 * half
-            value = _turned_back(value, angles, size, half, TILE, SIZE)
+            value = _turned_back(value, angles, 0, size, half, TILE, SIZE)
         tl.store(out + row[:, None] * size + i[None, :], value.to(out.dtype.element_ty), mask=mask)
 
 
@@ -191,23 +194,23 @@ def _add_splits(
     half,
     num_splits,
     SPLITS: tl.constexpr,
-    SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    s, i = tl.arange(0, SPLITS), tl.arange(0, SIZE)
+    """PIECE: columns of a program, whose parts are all in flight at once."""
+    row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * PIECE
+    s, i = tl.arange(0, SPLITS), first + tl.arange(0, PIECE)
     log = tl.load(log_sum + s * num_rows + row, mask=s < num_splits, other=float("-inf"))
     sink = tl.load(sink_N + row % num_heads) * _LOG2E
     most = tl.maximum(tl.max(log, 0), sink)
     weight = tl.exp2(log - most)
     weight /= tl.sum(weight, 0) + tl.exp2(sink - most)
-    value = tl.zeros([SIZE], tl.float32)
-    for split in range(num_splits):
-        part = tl.sum(tl.where(s == split, weight, 0.0), 0)
-        known = i < tl.where(part > 0.0, size, 0)  # of a split without keys nothing was written
-        value += part * tl.load(partial + (split * num_rows + row) * size + i, mask=known, other=0.0)
+    known = (log > float("-inf"))[:, None] & (i < size)[None, :]  # of a split without keys nothing was written
+    part = tl.load(partial + (s * num_rows + row).to(tl.int64)[:, None] * size + i[None, :], mask=known, other=0.0)
+    value = tl.sum(weight[:, None] * part, 0)
     if cos_sin is not None:
         angles = cos_sin + tl.load(position_T + row // num_heads).to(tl.int64) * 2 * half
-        value = tl.reshape(_turned_back(tl.reshape(value, [1, SIZE]), angles, size, half, 1, SIZE), [SIZE])
+        value = _turned_back(tl.reshape(value, [1, PIECE]), angles, first, size, half, 1, PIECE)
+        value = tl.reshape(value, [PIECE])
     tl.store(out + row * size + i, value.to(out.dtype.element_ty), mask=i < size)
 
 
@@ -219,6 +222,7 @@ class SharedTiling:
     keys: int  # per step
     num_warps: int
     num_stages: int  # steps whose loads are in flight
+    parted: bool  # warps share a step's scores, which then change layouts; else every four warps make all
 
 
 def shared_attention(
@@ -273,9 +277,9 @@ def _launch(
     keys = SharedKeys(tokens, entries, D, rope_size, query_TND.dtype)
     half = 0 if rotation is None else checked_half(rotation, D)
     turned = (None, None) if rotation is None else (rotation.cos_sin_PR, rotation.position_T)
-    tiling = _tiling_of(query_TND.dtype == torch.float32, N)
+    tiling = tiling_of(query_TND.dtype == torch.float32, N, keys.entry.is_fp8)
     tiles = triton.cdiv(N, tiling.heads)
-    splits = num_splits or _num_splits(T * tiles, triton.cdiv(keys.most, tiling.keys), query_TND.device)
+    splits = num_splits or splits_of(T * tiles, triton.cdiv(keys.most, tiling.keys), query_TND.device)
     partial = log_sum = None
     if splits > 1:
         partial = torch.empty(splits, T, N, D, dtype=torch.float32, device=out_TND.device)
@@ -298,6 +302,7 @@ def _launch(
         **keys.constants,
         SPLIT=splits > 1,
         ACCURATE=query_TND.dtype == torch.float32,
+        PARTED=tiling.parted,
         TILE=tiling.heads,
         KEYS=tiling.keys,
         SIZE=block_of(D),
@@ -305,19 +310,25 @@ def _launch(
         num_stages=tiling.num_stages,
     )
     if splits > 1:
-        rows, blocks = T * N, {"SPLITS": triton.next_power_of_2(splits), "SIZE": block_of(D)}
-        _add_splits[(rows,)](out_TND, partial, log_sum, sink_N, *turned, rows, N, D, half, splits, **blocks)
+        block = triton.next_power_of_2(splits)
+        piece = min(block_of(D), _VALUES // block)
+        grid, blocks = (T * N, triton.cdiv(D, piece)), {"SPLITS": block, "PIECE": piece}
+        _add_splits[grid](out_TND, partial, log_sum, sink_N, *turned, T * N, N, D, half, splits, **blocks)
 
 
-def _tiling_of(accurate: bool, heads: int) -> SharedTiling:
+def tiling_of(accurate: bool, heads: int, is_fp8: bool) -> SharedTiling:
     if accurate:
-        return SharedTiling(16, 16, 4, 1)
-    return SharedTiling(64, 64, 8, 2) if heads > 16 else SharedTiling(16, 32, 4, 2)
+        return SharedTiling(16, 16, 4, 1, False)
+    if heads <= 16:
+        return SharedTiling(16, 32, 4, 2, False)
+    # Of each two loads in flight one is that of indices, so five stages hold the keys of two steps.
+    return SharedTiling(64, 64, 8, 5, False) if is_fp8 else SharedTiling(64, 32, 8, 5, True)
 
 
-def _num_splits(num_programs: int, num_steps: int, device: torch.device) -> int:
-    """As many as give every SM a program, and no more than there may be steps. In Triton's interpreter up to two."""
+def splits_of(num_programs: int, num_steps: int, device: torch.device) -> int:
+    """As many as give every SM a program, none of them without a step. In Triton's interpreter up to two."""
     if device.type != "cuda":
         return min(2, num_steps)
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(_MOST_SPLITS, num_steps, sms // num_programs))
+    most = max(1, min(_MOST_SPLITS, num_steps, sms // num_programs))
+    return triton.cdiv(num_steps, triton.cdiv(num_steps, most))

@@ -16,20 +16,23 @@ from eprt.ops.shared_attention import SeenEntries, SeenRing, SeenTokens
 
 @triton.jit
 def _stored_fp8(entry, known, size, DTYPE: tl.constexpr, PLAIN: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """Entries of EntryFormat's bytes as DTYPE, which holds all their values. entry, known: [KEYS]."""
+    """Entries of EntryFormat's bytes as DTYPE, which holds all their values. entry, known: [KEYS].
+
+    An entry's scales are one word: of loads by the byte the compiler would take the layout for all values. What is
+    rotated lies in one group of 64, so it is loaded once, not beside each group.
+    """
     GROUPS: tl.constexpr = (SIZE + 63) // 64
     PLACES: tl.constexpr = SIZE // GROUPS
-    group = tl.arange(0, GROUPS)[None, :, None]
-    column = group * PLACES + tl.arange(0, PLACES)[None, None, :]
-    at, there = entry[:, None, None], known[:, None, None]
+    FIRST: tl.constexpr = PLAIN % 64  # rotated place of its group
+    group, place = tl.arange(0, GROUPS)[None, :, None], tl.arange(0, PLACES)[None, None, :]
+    column, at, there = group * PLACES + place, entry[:, None, None], known[:, None, None]
     code = tl.load(at.to(tl.pointer_type(tl.float8e4nv)) + column, mask=there & (column < PLAIN), other=0.0)
-    scale_at = PLAIN + 2 * (size - PLAIN)
-    exponent = tl.load(at + scale_at + group, mask=there & (group * 64 < PLAIN), other=0).to(tl.int32)
+    scales = tl.load((entry + PLAIN + 2 * (size - PLAIN)).to(tl.pointer_type(tl.int64)), mask=known, other=0)
+    exponent = (scales[:, None, None] >> (8 * group)).to(tl.int32) & 0xFF
     value = code.to(tl.float32) * (exponent << 23).to(tl.float32, bitcast=True)
-    rope_at = (at + PLAIN).to(tl.pointer_type(tl.bfloat16)) + (column - PLAIN)
-    rope = tl.load(rope_at, mask=there & (column >= PLAIN) & (column < size), other=0.0)
-    value = tl.where(column < PLAIN, value, rope.to(tl.float32)).to(DTYPE)
-    return tl.reshape(value, [KEYS, SIZE])
+    turned = there & (place >= FIRST) & (place - FIRST < size - PLAIN)
+    rope = tl.load((at + PLAIN).to(tl.pointer_type(tl.bfloat16)) + (place - FIRST), mask=turned, other=0.0)
+    return tl.reshape(tl.where(column < PLAIN, value, rope.to(tl.float32)).to(DTYPE), [KEYS, SIZE])
 
 
 @triton.jit
@@ -39,20 +42,22 @@ def load_keys(
     at,
     where,
     DTYPE: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    RING: tl.constexpr,
-    PAGE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PLAIN: tl.constexpr,
-    FP8: tl.constexpr,
+    stored: tl.constexpr,
     KEYS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
     """[KEYS, SIZE] of DTYPE: the keys of numbers `at`; zeros from `end` on.
 
     where: (the query's first token, how many it sees, end, its slots if CHOSEN or else its pages, distance of pages,
-    values of a key).
+    values of a key). stored: (CHOSEN, tokens of a ring or 0, entries of a page, elements of a key, its values that are
+    not rotated, whether keys are fp8).
     """
+    CHOSEN: tl.constexpr = stored[0]
+    RING: tl.constexpr = stored[1]
+    PAGE: tl.constexpr = stored[2]
+    WIDTH: tl.constexpr = stored[3]
+    PLAIN: tl.constexpr = stored[4]
+    FP8: tl.constexpr = stored[5]
     first_token, num_local, end, chosen, entry_page, size = where
     is_local, known, i = at < num_local, at < end, tl.arange(0, SIZE)
     is_entry = known & (at >= num_local)
@@ -101,6 +106,15 @@ class SharedKeys:
         for name, x in (("tokens", self.local), ("entries", pages_PED)):
             if x.shape[-1] != width or x.stride()[-2:] != (width, 1):
                 raise ValueError(f"{name} have shape {tuple(x.shape)}: must be rows of {width} side by side")
+            if self.entry.is_fp8 and (x.stride(0) % 8 or x.data_ptr() % 8):
+                raise ValueError(f"{name} in fp8 lie {x.stride(0)} bytes apart: must be a multiple of 8")
+        plain = size - rope_size
+        in_one_group = not rope_size or plain // 64 == (size - 1) // 64
+        if self.entry.is_fp8 and not (in_one_group and (plain + 2 * rope_size) % 8 == 0 and size <= 512):
+            raise ValueError(
+                f"fp8 entries of {size} values, {rope_size} rotated: on GPUs up to 512 values, the rotated ones in one "
+                f"group of 64, scales at a multiple of 8 bytes; use --kv-cache-dtype bf16"
+            )
 
     @property
     def most(self) -> int:

@@ -7,6 +7,8 @@ weights in two parts. Knows nothing of sublayers.
 X rows, M streams, K outputs of the projection, W columns.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -14,9 +16,9 @@ from torch import Tensor
 
 from eprt.ops.streams import StreamProjection
 
-_COLUMNS = 64  # multiplied at once
 _PIECE = 512  # columns that are weighed at once
-_PROGRAMS = 132  # that give every SM something to do
+_MOST_SPLITS = 128  # whose sums the second kernel adds up in registers
+_PROGRAMS = 1056  # of the second kernel, that keep loads in flight on all SMs
 
 
 # These change from step to step and must not cause another compilation.
@@ -65,58 +67,77 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _stochastic(comb, inside, num_iterations, eps):
-    """The logits' softmax over each row, then its columns and rows divided by their sums in turns."""
-    comb = tl.where(inside, comb, float("-inf"))
-    comb = tl.where(inside, tl.exp(comb - tl.max(comb, 1)[:, None]), 0.0)
-    comb = tl.where(inside, comb / tl.sum(comb, 1)[:, None] + eps, 0.0)
+def _stochastic(comb_MM, num_iterations, eps, STREAMS: tl.constexpr):
+    """Rows of the logits' softmax, then columns and rows divided by their sums in turns. Scalars: nothing waits for
+    other threads in the many short steps. comb_MM: row by row; minus infinity where there is no stream."""
+    rows = ()
+    for k in tl.static_range(STREAMS):
+        most = comb_MM[k * STREAMS]
+        for j in tl.static_range(1, STREAMS):
+            most = tl.maximum(most, comb_MM[k * STREAMS + j])
+        most = tl.where(most == float("-inf"), 0.0, most)
+        for j in tl.static_range(STREAMS):
+            rows += (tl.exp(comb_MM[k * STREAMS + j] - most),)
+    comb = _divided(rows, 0.0, True, STREAMS)
+    exists = ()
+    for at in tl.static_range(STREAMS * STREAMS):
+        exists += (tl.where(comb_MM[at] > float("-inf"), comb[at] + eps, 0.0),)
+    comb = exists
     for i in range(num_iterations):
         if i > 0:
-            comb = tl.where(inside, comb / (tl.sum(comb, 1)[:, None] + eps), 0.0)
-        comb = tl.where(inside, comb / (tl.sum(comb, 0)[None, :] + eps), 0.0)
+            comb = _divided(comb, eps, True, STREAMS)
+        comb = _divided(comb, eps, False, STREAMS)
     return comb
 
 
 @triton.jit
-def _summed(part_S, place, inside, has):
-    """Outputs of the projection at some places, the splits added up. has: which splits there are."""
-    if len(place.shape) == 1:
-        return tl.sum(tl.load(part_S[:, None] + place[None, :], mask=has[:, None] & inside[None, :], other=0.0), 0)
-    else:
-        mask = has[:, None, None] & inside[None, :, :]
-        return tl.sum(tl.load(part_S[:, None, None] + place[None, :, :], mask=mask, other=0.0), 0)
+def _divided(comb_MM, eps, ROWS: tl.constexpr, STREAMS: tl.constexpr):
+    """By the sums of rows or of columns."""
+    factor = ()
+    for a in tl.static_range(STREAMS):
+        total = 0.0
+        for b in tl.static_range(STREAMS):
+            total += comb_MM[a * STREAMS + b if ROWS else b * STREAMS + a]
+        factor += (1.0 / tl.maximum(total + eps, 1e-30),)
+    divided = ()
+    for k in tl.static_range(STREAMS):
+        for j in tl.static_range(STREAMS):
+            divided += (comb_MM[k * STREAMS + j] * factor[k if ROWS else j],)
+    return divided
 
 
 @triton.jit
-def _weights(part_S, has, scale, base, post, rule, HEAD: tl.constexpr, STREAMS: tl.constexpr):
+def _weights(part_S, has, scale, base, post, rule, HEAD: tl.constexpr, STREAMS: tl.constexpr, OUTPUTS: tl.constexpr):
     """Scalars: each stream's weight in the sublayer's input and, unless HEAD, in each stream of the mixture.
 
-    post: where each stream's share of the output goes; null unless this program stores it.
+    has: which splits there are. post: where each stream's share of the output goes.
     """
     num_streams, width, num_iterations, eps, norm_eps = rule
-    m = tl.arange(0, STREAMS)
-    there = m < num_streams
     num_outputs = num_streams if HEAD else num_streams * (2 + num_streams)
-    squares = tl.sum(tl.load(part_S + num_outputs, mask=has, other=0.0), 0)
+    o = tl.arange(0, OUTPUTS)
+    mask = has[:, None] & (o <= num_outputs)[None, :]
+    sum_O = tl.sum(tl.load(part_S[:, None] + o[None, :], mask=mask, other=0.0), 0)
+    squares = tl.sum(tl.where(o == num_outputs, sum_O, 0.0), 0)
     factor = 1.0 / tl.sqrt_rn(squares / width + norm_eps)
-    pre = _summed(part_S, m, there, has) * factor
-    pre = _sigmoid(pre * tl.load(scale) + tl.load(base + m, mask=there, other=0.0)) + eps
+    kind = tl.minimum(o // num_streams, 2)
+    known = o < num_outputs
+    logit = sum_O * factor * tl.load(scale + kind, mask=known, other=0.0) + tl.load(base + o, mask=known, other=0.0)
+    share = _sigmoid(logit)
     weights = ()
     for j in tl.static_range(STREAMS):
-        weights += (tl.sum(tl.where(m == j, pre, 0.0), 0),)
+        pre = tl.sum(tl.where(o == j, share + eps, 0.0), 0)
+        weights += (tl.where(j < num_streams, pre, 0.0),)
     if not HEAD:
-        place = num_streams + m
-        share_M = _summed(part_S, place, there, has) * factor
-        share_M = share_M * tl.load(scale + 1) + tl.load(base + place, mask=there, other=0.0)
-        tl.store(post + m, 2.0 * _sigmoid(share_M), mask=there & (tl.program_id(1) == 0))
-        cell, inside = 2 * num_streams + m[:, None] * num_streams + m[None, :], there[:, None] & there[None, :]
-        comb = _summed(part_S, cell, inside, has) * factor
-        comb = comb * tl.load(scale + 2) + tl.load(base + cell, mask=inside, other=0.0)
-        comb = _stochastic(comb, inside, num_iterations, eps)
+        tl.store(post + (o - num_streams), 2.0 * share, mask=(kind == 1) & (tl.program_id(1) == 0))
+        comb = ()
         for k in tl.static_range(STREAMS):
             for j in tl.static_range(STREAMS):
-                one = (m == j)[:, None] & (m == k)[None, :]
-                weights += (tl.sum(tl.sum(tl.where(one, comb, 0.0), 1), 0),)
+                cell = tl.sum(tl.where(o == (2 + k) * num_streams + j, logit, 0.0), 0)
+                comb += (tl.where((j < num_streams) & (k < num_streams), cell, float("-inf")),)
+        comb = _stochastic(comb, num_iterations, eps, STREAMS)
+        for k in tl.static_range(STREAMS):
+            for j in tl.static_range(STREAMS):
+                weights += (comb[j * STREAMS + k],)
     return weights
 
 
@@ -149,7 +170,7 @@ def _mix(
     if not HEAD:
         post += row * num_streams
     part_S = part_SXK + (s * num_rows + row) * OUTPUTS
-    weights = _weights(part_S, s < num_splits, scale, base, post, rule, HEAD, STREAMS)
+    weights = _weights(part_S, s < num_splits, scale, base, post, rule, HEAD, STREAMS, OUTPUTS)
     begin = tl.program_id(1) * share
     for step in range(begin, tl.minimum(tl.cdiv(size, PIECE), begin + share)):
         column = step * PIECE + tl.arange(0, PIECE)
@@ -176,6 +197,16 @@ def _expand(out, mixed, post, y, num_streams, size, PIECE: tl.constexpr):
     value = tl.load(y + stream // num_streams * size + column, mask=known, other=0.0).to(tl.float32)
     total = tl.fma(value, tl.load(post + stream), tl.load(mixed + at, mask=known, other=0.0))
     tl.store(out + at, total.to(out.dtype.element_ty), mask=known)
+
+
+@dataclass(frozen=True)
+class StreamTiling:
+    """How the first kernel divides the projection."""
+
+    rows: int  # of a program
+    columns: int  # of a step
+    programs: int  # at most, if rows do not need more
+    num_warps: int
 
 
 def mix_streams(x_TMH: Tensor, projection: StreamProjection) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,10 +246,10 @@ def _launch(
         raise ValueError(f"fn has shape {tuple(p.fn_KW.shape)}, must be {(outputs, width)}")
     if not T:
         return row_TH
-    rows, accurate = 64 if T > 64 else 16, x_TMH.dtype == torch.float32
-    tiles, block = triton.cdiv(T, rows), max(16, triton.next_power_of_2(outputs + 1))
-    columns = 32 if accurate else _COLUMNS
-    share = _share(triton.cdiv(width, columns), tiles)
+    accurate, block = x_TMH.dtype == torch.float32, max(16, triton.next_power_of_2(outputs + 1))
+    tiling = tiling_of(T, accurate)
+    tiles, columns = triton.cdiv(T, tiling.rows), tiling.columns
+    share = _share(triton.cdiv(width, columns), tiles, min(_MOST_SPLITS * tiles, tiling.programs))
     splits = triton.cdiv(triton.cdiv(width, columns), share)
     part_SXK = torch.empty(splits, T, block, dtype=torch.float32, device=x_TMH.device)
     _project[(tiles, splits)](
@@ -231,10 +262,10 @@ def _launch(
         share,
         WHOLE=width % columns == 0,
         ACCURATE=accurate,
-        ROWS=rows,
+        ROWS=tiling.rows,
         OUTPUTS=block,
         COLUMNS=columns,
-        num_warps=4,
+        num_warps=tiling.num_warps,
         num_stages=3,
     )
     _weigh(row_TH, mixed_TMH, post_TM, part_SXK, x_TMH, p)
@@ -252,7 +283,7 @@ def _weigh(
     """The second kernel."""
     (splits, T, block), (_, M, H) = part_SXK.shape, x_TMH.shape
     piece = min(_PIECE, triton.next_power_of_2(H))
-    share = _share(triton.cdiv(H, piece), T)
+    share = _share(triton.cdiv(H, piece), T, _PROGRAMS)
     _mix[(T, triton.cdiv(triton.cdiv(H, piece), share))](
         row_TH,
         mixed_TMH,
@@ -278,6 +309,12 @@ def _weigh(
     )
 
 
-def _share(steps: int, programs: int) -> int:
-    """Steps of one program, where `programs` would have all steps otherwise."""
-    return triton.cdiv(steps, max(1, min(steps, _PROGRAMS // programs)))
+def tiling_of(rows: int, accurate: bool) -> StreamTiling:
+    if accurate:
+        return StreamTiling(16, 32, 132, 4)
+    return StreamTiling(16, 256, 132, 4) if rows <= 16 else StreamTiling(64, 64, 528, 4)
+
+
+def _share(steps: int, tiles: int, programs: int) -> int:
+    """Steps of one program, of at most so many."""
+    return triton.cdiv(steps, max(1, min(steps, programs // tiles)))
