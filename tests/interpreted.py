@@ -64,6 +64,7 @@ interpreter._convert_float = _round_float
 def main() -> None:
     from tests.gpu import (
         cases_expert_ops,
+        cases_group_linear,
         cases_grouped,
         cases_index_rows,
         cases_indexer,
@@ -86,6 +87,7 @@ def main() -> None:
         *latent.SMALL,
         *cases_indexer.SMALL,
         *cases_index_rows.ALL,
+        *cases_group_linear.ALL,
         *cases_v4_rows.SMALL,
         *cases_v4_attention.SMALL,
         *cases_v4_experts.SMALL,

@@ -16,7 +16,9 @@ CASES: tuple[Any, ...] = ()
 if MOST_RANKS:
     from tests.gpu import cases_group_linear, cases_v4_attention, cases_v4_rows
 
-    CASES = (*cases_group_linear.ALL, *cases_v4_rows.ALL, *cases_v4_attention.ALL)
+    small = (*cases_group_linear.ALL, *cases_v4_rows.SMALL, *cases_v4_attention.SMALL)
+    large = (case for case in (*cases_v4_rows.ALL, *cases_v4_attention.ALL) if case not in small)
+    CASES = (*small, *(pytest.param(case, marks=pytest.mark.long) for case in large))
 
 
 @pytest.mark.one_gpu
