@@ -167,7 +167,7 @@ def _all_magnitudes(draw: Draw, size: int) -> Tensor:
 
 
 def transformed_rows(draw: Draw) -> None:
-    for heads, size, turning in ((64, 128, 64), (3, 16, 8), (17, 32, 32)):
+    for heads, size, turning in ((64, 128, 64), (3, 16, 8), (17, 32, 32), (9, 256, 64), (5, 512, 64)):
         rotation = draw.rotation(turning, 3, True)
         for dtype in DTYPES:
             x = draw.normal(3, heads + 1, size, dtype=dtype)[:, :heads]

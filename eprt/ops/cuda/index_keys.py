@@ -17,7 +17,24 @@ from eprt.ops.elementwise import Rotation
 from eprt.ops.index_format import IndexFormat
 from eprt.ops.turned_rows import RowNorm
 
-_HEADS = 16
+_ROWS = 16  # of a product by tensor cores, at least
+_MATRIX = tl.constexpr(128)  # rows of the largest matrix of a transform, which lies in shared memory
+
+
+@triton.jit
+def _transformed_heads(value, size, HEADS: tl.constexpr, GROUPS: tl.constexpr):
+    """The Hadamard transform of each of [HEADS, GROUPS, 64], unscaled, in fp32: of pieces that fit a matrix, by tensor
+    cores, and then across the pieces."""
+    PIECE: tl.constexpr = min(GROUPS * 64, _MATRIX)
+    PIECES: tl.constexpr = GROUPS * 64 // PIECE
+    i, piece = tl.arange(0, PIECE), tl.arange(0, PIECES)
+    matrix = hadamard_matrix(i[:, None], i[None, :], size).to(value.dtype)
+    value = tl.dot(tl.reshape(value, [HEADS * PIECES, PIECE]), matrix, input_precision="ieee")
+    if PIECES > 1:
+        signs = hadamard_matrix(piece[:, None], piece[None, :], PIECES)
+        value = tl.reshape(value, [HEADS, 1, PIECES, PIECE])
+        value = tl.sum(value * signs[None, :, :, None], 2)
+    return tl.reshape(value, [HEADS, GROUPS, 64])
 
 
 @triton.jit
@@ -48,10 +65,8 @@ def _turn_queries(
     to = out + (row * num_heads + head) * size + column
     value = value.to(out.dtype.element_ty)
     if TRANSFORM:
-        i = tl.arange(0, GROUPS * 64)
-        matrix = hadamard_matrix(i[:, None], i[None, :], size).to(out.dtype.element_ty)
-        product = tl.dot(tl.reshape(value, [HEADS, GROUPS * 64]), matrix, input_precision="ieee") * factor
-        value = tl.reshape(product.to(out.dtype.element_ty), [HEADS, GROUPS, 64])
+        value = _transformed_heads(value, size, HEADS, GROUPS) * factor
+        value = value.to(out.dtype.element_ty)
     tl.store(to, value, mask=inside)
 
 
@@ -167,8 +182,10 @@ def turned_queries(query_XND: Tensor, rotation: Rotation, cache_dtype: torch.dty
 def _launch_queries(x_XND: Tensor, rotation: Rotation | None, transform: bool) -> Tensor:
     x_XND = x_XND if x_XND.stride(2) == 1 else x_XND.contiguous()
     (X, N, D), out_XND = x_XND.shape, x_XND.new_empty(x_XND.shape)
+    groups = groups_of(D)
+    heads = max(1, _ROWS // max(1, groups * 64 // _MATRIX.value)) if transform else _ROWS
     if x_XND.numel():
-        _turn_queries[(X, triton.cdiv(N, _HEADS))](
+        _turn_queries[(X, triton.cdiv(N, heads))](
             out_XND,
             x_XND,
             None if rotation is None else rotation.cos_sin_PR,
@@ -179,8 +196,8 @@ def _launch_queries(x_XND: Tensor, rotation: Rotation | None, transform: bool) -
             0 if rotation is None else checked_half(rotation, D),
             D**-0.5,
             TRANSFORM=transform,
-            HEADS=_HEADS,
-            GROUPS=groups_of(D),
+            HEADS=heads,
+            GROUPS=groups,
             num_warps=NUM_WARPS,
         )
     return out_XND

@@ -93,7 +93,6 @@ def _attend_keys(
     scale,
     stored: tl.constexpr,
     ACCURATE: tl.constexpr,
-    PARTED: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """(largest score, sum of the weights, weighted sum of the keys) of a part of a query's keys, per head."""
@@ -105,12 +104,7 @@ def _attend_keys(
     for key in range(begin, end, KEYS):
         at = key + tl.arange(0, KEYS)
         keys = load_keys(local, pages, at, where, q.dtype, stored, KEYS, SIZE)
-        if PARTED:
-            score = tl.zeros([TILE, KEYS], tl.float32)
-            if key < end:  # always: out of a branch the compiler does not see the product that comes behind
-                score = tl.dot(q, tl.trans(keys), score, input_precision=precision)
-        else:
-            score = tl.dot(q, tl.trans(keys), input_precision=precision)
+        score = tl.dot(q, tl.trans(keys), input_precision=precision)
         score = tl.where((at < end)[None, :], score * (scale * _LOG2E), float("-inf"))
         most, total, acc = _add_keys(most, total, acc, score, keys, ACCURATE)
     return most, total, acc
@@ -152,7 +146,6 @@ def _attend(
     FP8: tl.constexpr,
     SPLIT: tl.constexpr,
     ACCURATE: tl.constexpr,
-    PARTED: tl.constexpr,
     TILE: tl.constexpr,
     KEYS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -169,7 +162,7 @@ def _attend(
     chosen = of_request if slot_TK is None else slot_TK + t * slot_width
     where = first_token, num_local, end, chosen, entry_page, size
     stored: tl.constexpr = slot_TK is not None, RING, PAGE, WIDTH, PLAIN, FP8
-    seen = _attend_keys(q, local, pages, begin, where, scale, stored, ACCURATE, PARTED, KEYS)
+    seen = _attend_keys(q, local, pages, begin, where, scale, stored, ACCURATE, KEYS)
     if SPLIT:
         _store_part(partial, log_sum, seen, row + tl.program_id(1).to(tl.int64) * num_queries * num_heads, mask, size)
     else:
@@ -222,7 +215,6 @@ class SharedTiling:
     keys: int  # per step
     num_warps: int
     num_stages: int  # steps whose loads are in flight
-    parted: bool  # warps share a step's scores, which then change layouts; else every four warps make all
 
 
 def shared_attention(
@@ -302,7 +294,6 @@ def _launch(
         **keys.constants,
         SPLIT=splits > 1,
         ACCURATE=query_TND.dtype == torch.float32,
-        PARTED=tiling.parted,
         TILE=tiling.heads,
         KEYS=tiling.keys,
         SIZE=block_of(D),
@@ -318,11 +309,11 @@ def _launch(
 
 def tiling_of(accurate: bool, heads: int, is_fp8: bool) -> SharedTiling:
     if accurate:
-        return SharedTiling(16, 16, 4, 1, False)
+        return SharedTiling(16, 16, 4, 1)
     if heads <= 16:
-        return SharedTiling(16, 32, 4, 2, False)
+        return SharedTiling(16, 32, 4, 2)
     # Of each two loads in flight one is that of indices, so five stages hold the keys of two steps.
-    return SharedTiling(64, 64, 8, 5, False) if is_fp8 else SharedTiling(64, 32, 8, 5, True)
+    return SharedTiling(64, 64, 8, 5 if is_fp8 else 2)
 
 
 def splits_of(num_programs: int, num_steps: int, device: torch.device) -> int:

@@ -18,7 +18,6 @@ from eprt.ops.streams import StreamProjection
 
 _PIECE = 512  # columns that are weighed at once
 _MOST_SPLITS = 128  # whose sums the second kernel adds up in registers
-_PROGRAMS = 1056  # of the second kernel, that keep loads in flight on all SMs
 
 
 # These change from step to step and must not cause another compilation.
@@ -201,11 +200,11 @@ def _expand(out, mixed, post, y, num_streams, size, PIECE: tl.constexpr):
 
 @dataclass(frozen=True)
 class StreamTiling:
-    """How the first kernel divides the projection."""
+    """How the kernels divide rows; rows and columns are the first's."""
 
     rows: int  # of a program
     columns: int  # of a step
-    programs: int  # at most, if rows do not need more
+    programs: int  # of each kernel at most, if rows do not need more
     num_warps: int
 
 
@@ -268,7 +267,7 @@ def _launch(
         num_warps=tiling.num_warps,
         num_stages=3,
     )
-    _weigh(row_TH, mixed_TMH, post_TM, part_SXK, x_TMH, p)
+    _weigh(row_TH, mixed_TMH, post_TM, part_SXK, x_TMH, p, tiling.programs)
     return row_TH
 
 
@@ -279,11 +278,12 @@ def _weigh(
     part_SXK: Tensor,
     x_TMH: Tensor,
     p: StreamProjection,
+    programs: int,
 ) -> None:
     """The second kernel."""
     (splits, T, block), (_, M, H) = part_SXK.shape, x_TMH.shape
     piece = min(_PIECE, triton.next_power_of_2(H))
-    share = _share(triton.cdiv(H, piece), T, _PROGRAMS)
+    share = _share(triton.cdiv(H, piece), T, programs)
     _mix[(T, triton.cdiv(triton.cdiv(H, piece), share))](
         row_TH,
         mixed_TMH,
@@ -312,7 +312,9 @@ def _weigh(
 def tiling_of(rows: int, accurate: bool) -> StreamTiling:
     if accurate:
         return StreamTiling(16, 32, 132, 4)
-    return StreamTiling(16, 256, 132, 4) if rows <= 16 else StreamTiling(64, 64, 528, 4)
+    if rows <= 512:  # many small programs, so that few splits have to be added up
+        return StreamTiling(16, 256 if rows <= 16 else 64, 132, 4)
+    return StreamTiling(64, 64, 528, 4)
 
 
 def _share(steps: int, tiles: int, programs: int) -> int:
