@@ -269,7 +269,7 @@ def _launch(
     keys = SharedKeys(tokens, entries, D, rope_size, query_TND.dtype)
     half = 0 if rotation is None else checked_half(rotation, D)
     turned = (None, None) if rotation is None else (rotation.cos_sin_PR, rotation.position_T)
-    tiling = tiling_of(query_TND.dtype == torch.float32, N, keys.entry.is_fp8)
+    tiling = tiling_of(query_TND.dtype == torch.float32, N, keys.entry.is_fp8, query_TND.device)
     tiles = triton.cdiv(N, tiling.heads)
     splits = num_splits or splits_of(T * tiles, triton.cdiv(keys.most, tiling.keys), query_TND.device)
     partial = log_sum = None
@@ -307,13 +307,20 @@ def _launch(
         _add_splits[grid](out_TND, partial, log_sum, sink_N, *turned, T * N, N, D, half, splits, **blocks)
 
 
-def tiling_of(accurate: bool, heads: int, is_fp8: bool) -> SharedTiling:
+def tiling_of(accurate: bool, heads: int, is_fp8: bool, device: torch.device) -> SharedTiling:
     if accurate:
         return SharedTiling(16, 16, 4, 1)
-    if heads <= 16:
+    if heads <= 16 or not _holds_large_tiles(device):
         return SharedTiling(16, 32, 4, 2)
     # Of each two loads in flight one is that of indices, so five stages hold the keys of two steps.
     return SharedTiling(64, 64, 8, 5 if is_fp8 else 2)
+
+
+def _holds_large_tiles(device: torch.device) -> bool:
+    """Whether a multiprocessor's shared memory does: they take 130 KiB of it, small ones 81."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor > 132 * 1024
 
 
 def splits_of(num_programs: int, num_steps: int, device: torch.device) -> int:
