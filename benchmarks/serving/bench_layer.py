@@ -8,8 +8,9 @@ prompts (normal mode, --prompt tokens each) are launched anew, with what the hos
 tbo_8: the experts' products leave 8 SMs to the exchange.
 X_saves: 1 - X / none, sample by sample. X_exposed_us: in the timeline of a layer on rank 0, exchange or idleness where
 nothing is computed (decodes launched one by one there, not replayed); none_exposed_us, and none_shared_us of the shared
-expert, are what there is to hide. X_hidden: 1 - X_exposed / none_exposed. Prompts also tell what two-batch overlap
-could save at most, and what power it draws (two_batch.py).
+expert, are what there is to hide (decodes of one CPU rank have no none_shared_us: one operator computes it with all
+experts). X_hidden: 1 - X_exposed / none_exposed. Prompts also tell what two-batch overlap could save at most, and what
+power it draws (two_batch.py).
 
 layer_decode_N, layer_prefill_N: the tables. layer_timeline_*: spans as JSON, and the picture (matplotlib).
 """
@@ -268,7 +269,8 @@ def _row(what: str, size: int, times: dict[str, list[float]], tokens: int) -> di
 def _exposure(panels: dict[str, list[Span]]) -> dict[str, Any]:
     """Columns of what the overlaps hide."""
     exposed = {name: exposed_us(spans) for name, spans in panels.items()}
-    row: dict[str, Any] = {"none_shared_us": round(stage_us(panels["none"], "shared"), 1)}
+    shared_us = stage_us(panels["none"], "shared")
+    row: dict[str, Any] = {} if shared_us is None else {"none_shared_us": round(shared_us, 1)}
     row |= {f"{name}_exposed_us": round(us, 1) for name, us in exposed.items()}
     return row | {
         f"{name}_hidden": round(1 - us / exposed["none"], 3) for name, us in exposed.items() if name != "none"

@@ -7,8 +7,8 @@ Layers have DeepSeek-V3's width, --experts experts and dummy weights; there are 
 
     pull      a prompt of 4096 tokens (62 layers' bytes) out of another process's GPU, against one plain copy of as many
               bytes (copy_ms): calls to the driver, and the host's time in them; with all checksums (checked_ms), and
-              these alone (sums_ms); the same by fewer streams, by a call for each piece (pieces_ms), and by one
-              cuMemcpyBatchAsync for all (batch_ms)
+              these alone (sums_ms); by a call for each piece (pieces_ms), and by one cuMemcpyBatchAsync for all
+              (batch_ms)
     steps     steps of 32 decodes while such prompts are pulled and checked, against steps alone
     tails     time between tokens of 32 streams: alone, and beside prompts of 4096 tokens at 0.4 of what one prefill
               instance computes. 1 + 1 instances, and the same two GPUs as one group of two ranks, by chunk size

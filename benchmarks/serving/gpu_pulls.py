@@ -25,7 +25,6 @@ from eprt.gpu.driver import api, check
 from eprt.gpu.shared_allocation import AddressRange
 from eprt.kv.gpu_pages import GpuPages
 from eprt.kv.page_runs import page_runs
-from eprt.kv.peer import PeerReader
 from eprt.kv.reader import PageReader, PageSource, open_reader
 
 NUM_LAYERS, PAGE_SIZE, WIDTH = 62, 64, 576  # DeepSeek-V3's, and the MTP layer
@@ -114,27 +113,22 @@ def _other_ways(
 
 
 def _pulls(
-    cache: GpuPages, readers: dict[str, PageReader], pages: tuple[list[int], list[int]], host_s: list[float]
+    cache: GpuPages, reader: PageReader, pages: tuple[list[int], list[int]], host_s: list[float]
 ) -> dict[str, Any]:
-    """A pull by each reader, one with checksums, and these alone. host_s: gets the host's time in each of the first."""
+    """A pull, one with checksums, and these alone. host_s: gets the host's time in each of the first."""
     stream = torch.cuda.current_stream()
-
-    def pull_by(reader: PageReader) -> None:
-        reader.read_pages(pages[0], cache.bytes_LPB, pages[1])
-        stream.synchronize()
 
     def pull() -> None:
         begin_s = time.perf_counter()
-        readers["pull"].read_pages(pages[0], cache.bytes_LPB, pages[1])
+        reader.read_pages(pages[0], cache.bytes_LPB, pages[1])
         host_s.append(time.perf_counter() - begin_s)
         stream.synchronize()
 
     def checked() -> None:
-        readers["pull"].read_pages(pages[0], cache.bytes_LPB, pages[1])
+        reader.read_pages(pages[0], cache.bytes_LPB, pages[1])
         cache.checksums(pages[1])
 
-    fewer = {name: partial(pull_by, reader) for name, reader in readers.items() if name != "pull"}
-    return {"pull": pull, "checked": checked, "sums": partial(cache.checksums, pages[1]), **fewer}
+    return {"pull": pull, "checked": checked, "sums": partial(cache.checksums, pages[1])}
 
 
 def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> None:
@@ -151,12 +145,11 @@ def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> 
             stream.synchronize()
 
         begin_s = time.perf_counter()
-        readers = {"pull": open_reader(source)}
+        reader = open_reader(source)
         opened_s = time.perf_counter() - begin_s
-        readers |= {"one_stream": PeerReader(source, 1), "two_streams": PeerReader(source, 2)}
         for layout, pages in _layouts(rng).items():
             host_s: list[float] = []
-            ways = {**_pulls(cache, readers, pages, host_s), "copy": copy}
+            ways = {**_pulls(cache, reader, pages, host_s), "copy": copy}
             try:
                 others = _other_ways(theirs, mine, pages, stream)
                 for way in others.values():
@@ -174,8 +167,7 @@ def measure_pulls(report: BenchmarkReport, source: PageSource, samples: int) -> 
             row["checked_ratio"] = times["copy"].median_s / times["checked"].median_s
             report.add_row(part="pull", **row, open_ms=opened_s * 1e3)
         assert (cache.bytes_LPB[0][:, pages[1]] == 1).all(), "pages have arrived"
-        for reader in readers.values():
-            reader.close()
+        reader.close()
     torch.cuda.set_stream(torch.cuda.default_stream())
     cache.close()
 

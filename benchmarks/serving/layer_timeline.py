@@ -93,9 +93,10 @@ def exposed_us(spans: list[Span], layer: int | None = None) -> float:
     return end - begin - sum(max(0.0, min(s.end_us, end) - max(s.begin_us, begin)) for s in own)
 
 
-def stage_us(spans: list[Span], stage: str) -> float:
-    """Of a layer's time in this stage: the median."""
-    return statistics.median(span.end_us - span.begin_us for span in spans if span.stage == stage)
+def stage_us(spans: list[Span], stage: str) -> float | None:
+    """Of a layer's time in this stage: the median. None where an operator joins it to others."""
+    times_us = [span.end_us - span.begin_us for span in spans if span.stage == stage]
+    return statistics.median(times_us) if times_us else None
 
 
 def save(path: Path, title: str, panels: dict[str, list[Span]]) -> None:

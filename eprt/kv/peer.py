@@ -2,13 +2,12 @@
 
 The owner's memory is mapped by descriptors, which its FdDesk gives. It stays readable after its owner has been killed,
 until it is unmapped here; so a copy under way ends, and is whole. A call copies pages that lie side by side, in all
-layers: a row of the copy is their bytes in one layer. Several streams share the copies where there are many: one begins
-while another ends. Knows nothing of requests.
+layers: a row of the copy is their bytes in one layer. One stream has all copies: sharing them among four took longer.
+Knows nothing of requests.
 """
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import cycle
 from math import prod
 from typing import Any
 
@@ -21,16 +20,14 @@ from eprt.gpu.shared_allocation import AddressRange
 from eprt.kv.page_runs import PageRun, page_runs
 from eprt.kv.reader import CachePart, PageReader, PageSource, check_pages
 
-_STREAMS, _FEW = 4, 4  # up to so many copies are made in one stream
 _MOST_PITCH = (1 << 31) - 1  # bytes between two rows of one copy (CU_DEVICE_ATTRIBUTE_MAX_PITCH)
 
 
 class PeerReader(PageReader):
     """Maps the memory when it is made, for the current GPU. OSError where that cannot be."""
 
-    def __init__(self, source: PageSource, num_streams: int = _STREAMS):
+    def __init__(self, source: PageSource):
         self._source = source
-        self._beside = [torch.cuda.Stream() for _ in range(num_streams - 1)]
         self._ranges: list[AddressRange] = []  # of each part
         try:
             for part in source.parts:
@@ -46,21 +43,14 @@ class PeerReader(PageReader):
 
     def read_pages(self, from_pages: Sequence[int], into_LPB: Sequence[Tensor], to_pages: Sequence[int]) -> None:
         check_pages(self._source, from_pages, into_LPB, to_pages)
-        runs, here = page_runs(from_pages, to_pages), torch.cuda.current_stream()
-        beside = self._beside if len(runs) > _FEW else []
-        for stream in beside:
-            stream.wait_stream(here)
-        into_streams = cycle(stream.cuda_stream for stream in (here, *beside))
+        runs, stream = page_runs(from_pages, to_pages), torch.cuda.current_stream()
         try:
             for part, addresses, into in zip(self._source.parts, self._ranges, into_LPB, strict=True):
                 for copy in copies_of_part(part, addresses.address, into.shape[1], into.data_ptr(), runs):
-                    check(api().cuMemcpy2DAsync(copy, next(into_streams)), "copying pages between GPUs")
+                    check(api().cuMemcpy2DAsync(copy, stream.cuda_stream), "copying pages between GPUs")
         except CudaError as error:
-            for stream in (here, *beside):
-                stream.synchronize()  # what was begun still writes into the pages
+            stream.synchronize()  # what was begun still writes into the pages
             raise OSError(f"the pages of process {self._source.pid} cannot be read: {error}") from None
-        for stream in beside:
-            here.wait_stream(stream)
 
     def close(self) -> None:
         torch.cuda.current_stream().synchronize()

@@ -22,12 +22,18 @@ APART = ("--prefill", "1", "--decode", "1", "--local-prefill-tokens", "0", "--re
 
 @pytest.mark.parametrize(
     "dtype, drafts, cache",
-    [("float32", 0, "auto"), ("float32", 1, "auto"), ("bfloat16", 1, "auto"), ("bfloat16", 0, "fp8")],
+    [
+        ("float32", 1, "auto"),
+        ("bfloat16", 0, "fp8"),
+        pytest.param("float32", 0, "auto", marks=pytest.mark.long),
+        pytest.param("bfloat16", 1, "auto", marks=pytest.mark.long),
+    ],
 )
 def test_requests_go_on_in_an_engine_that_pulls_their_pages(dtype, drafts, cache):
     print(run_case(2, "cases_instances:requests_go_on", dtype=dtype, drafts=drafts, cache=cache))
 
 
+@pytest.mark.long
 def test_pages_come_while_all_sms_compute():
     print(run_case(2, "cases_instances:copies_need_no_sm"))
 
@@ -68,6 +74,7 @@ def test_a_server_of_instances_answers_as_one_group(apart):
     assert done["num_failed"] == done["num_late"] == 0 and done["num_pulled"] > 16, done
 
 
+@pytest.mark.long
 @pytest.mark.skipif(MOST_RANKS > 2, reason="a third instance has a GPU of its own")
 def test_an_instance_without_a_gpu_is_not_started(apart):
     from tests.serve.processes import PATIENCE_S
@@ -76,7 +83,7 @@ def test_an_instance_without_a_gpu_is_not_started(apart):
     assert refused.status_code == 500 and "which leaves 0; retire one first" in refused.text
 
 
-@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("name", ["prefill-0", pytest.param("decode-0", marks=pytest.mark.long)])
 def test_an_instance_that_is_killed_costs_no_request_and_comes_back(apart, name):
     """A token may become another one where its request begins again in another batch; none is lost."""
     from tests.serve.processes import PATIENCE_S, wait_until

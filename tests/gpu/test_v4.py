@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gpu.gpus import MOST_RANKS, at_ranks, need_gpus
+from tests.gpu.gpus import MOST_RANKS, need_gpus
 
 pytest.importorskip("triton")
 
@@ -56,6 +56,7 @@ def test_demo_model(case):
     getattr(cases_v4, case)(EPGroup.single())
 
 
+@pytest.mark.long
 def test_two_ranks(root):
     """float32 goes through host memory, so ranks may share a GPU."""
     from tests.ranks.launch import run_ranks
@@ -70,7 +71,9 @@ def test_two_ranks_answer_over_nvlink():
     print(run_ranks(2, "tests.gpu.cases_v4:answers_questions", timeout_s=280))
 
 
-@pytest.mark.parametrize("num_ranks", at_ranks(1, 2))
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(1, marks=pytest.mark.one_gpu), pytest.param(2, marks=pytest.mark.long)]
+)
 def test_a_server_answers(num_ranks):
     """Over HTTP, with drafts, among its answers to others; experts move meanwhile."""
     need_gpus(num_ranks)

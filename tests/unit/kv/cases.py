@@ -72,19 +72,15 @@ class HostMemoryDriver(FakeDriver):
 
 
 class FakeStream:
-    """Whatever is launched on it has been done. awaited: the streams that it was to wait for."""
+    """Whatever is launched on it has been done."""
 
     def __init__(self, *args: Any):
         self.num_waits, self.cuda_stream = 0, id(self)
-        self.awaited: list[FakeStream] = []
 
     def synchronize(self) -> None:
         self.num_waits += 1
 
     def wait_event(self, event: Any) -> None: ...
-
-    def wait_stream(self, stream: "FakeStream") -> None:
-        self.awaited.append(stream)
 
 
 class FakeEvent:

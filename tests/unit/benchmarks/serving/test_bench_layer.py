@@ -49,11 +49,12 @@ def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
     assert [row["requests"] for row in decode["rows"]] == [2, 3] and decode["config"]["ranks"] == 1
     for row in decode["rows"]:
         assert 0 < row["tbo_p10_us"] <= row["tbo_us"] <= row["tbo_p90_us"]
-        assert row["none_exposed_us"] > 0 and row["none_shared_us"] > 0 and row["sbo_hidden"] <= 1
+        assert row["none_exposed_us"] > 0 and row["sbo_hidden"] <= 1
+        assert "none_shared_us" not in row, "one operator computes all experts of a decode"
     prefill = json.loads((tmp_path / "layer_prefill_1cpu.json").read_text())["rows"]
     assert [row["tokens"] for row in prefill] == [12, 24] and alone.prefill == []
     for row in prefill:
-        assert row["tbo_tokens_per_s"] > 0 and row["tbo_rested_us"] > 0
+        assert row["tbo_tokens_per_s"] > 0 and row["tbo_rested_us"] > 0 and row["none_shared_us"] > 0
         computed_us = row["halves_period_us"] - row["halves_exposed_us"]
         assert row["tbo_least_us"] == pytest.approx(computed_us, abs=0.2), "no GPU, no SMs lost"
     timeline = json.loads((tmp_path / "layer_timeline_prefill_1cpu.json").read_text())["panels"]
@@ -79,4 +80,4 @@ def test_what_is_exposed_of_a_layer():
     ]
     spans = [Span(*row[:2], 0, layer, 300 * layer + row[2], 300 * layer + row[3]) for layer in range(3) for row in rows]
     assert exposed_us(spans) == exposed_us(spans, 1) == 300 - 100 - 70
-    assert stage_us(spans, "experts") == 70 and period_us(spans) == 300
+    assert stage_us(spans, "experts") == 70 and stage_us(spans, "shared") is None and period_us(spans) == 300
