@@ -49,7 +49,5 @@ def grouped(x_TK: Tensor, w_GNK: Weight, tiling: Tiling | None) -> Tensor:
     by_group_GTK = x_TK.view(rows, num_groups, k).transpose(0, 1)
     data_RK, scale_RG = quantize_rows(by_group_GTK.reshape(-1, k))
     count_G = torch.full((num_groups,), rows, dtype=torch.int32, device=x_TK.device)
-    y_RN, _ = grouped_gemm(
-        data_RK, w_GNK, x_scale_RG=scale_RG, recv_count_E=count_G, dtype=x_TK.dtype, tiling=tiling
-    )
+    y_RN, _ = grouped_gemm(data_RK, w_GNK, x_scale_RG=scale_RG, recv_count_E=count_G, dtype=x_TK.dtype, tiling=tiling)
     return y_RN.view(num_groups, rows, n).transpose(0, 1).reshape(rows, num_groups * n)
