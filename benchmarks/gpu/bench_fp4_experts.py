@@ -1,10 +1,9 @@
 """Routed experts of DeepSeek-V4-Flash on one GPU by the format of their weights: fp4, fp8 and bfloat16.
 
 256 experts, SiLU of cut activations included, 1 to 1024 rows each, as even as they can be; bfloat16 rows, whose
-quantising is part of the time. Weights are cold: of any format they are larger than the L2 cache. bfloat16 weights hold
-fp4's values, fp8 weights are rounded from them. From 768 rows on the host knows how many there are, and experts are
-computed one by one; fp4_grouped is the grouped product there. fp4_planes: grouped_gemm, which multiplies where
-csrc/cuda/grouped_fp4.cu does not run, splitting of rows into planes included.
+quantising or splitting is part of the time. Weights are cold: of any format they are larger than the L2 cache. bfloat16
+weights hold fp4's values, fp8 weights are rounded from them. From 768 rows on the host knows how many there are, and
+experts are computed one by one; fp4_grouped is the grouped product there.
 
 floor: the time that the memory takes to read the weights, and their scales, once.
 error: of fp4, relative to bfloat16's result. Formats take turns.
@@ -24,7 +23,6 @@ from benchmarks.tools.report import BenchmarkReport
 from eprt import EPGroup
 from eprt.gpu.device import take_device
 from eprt.ops.cuda import grouped_experts
-from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.known_rows import LEAST_ROWS, KnownRows
 from eprt.ops.weight import Weight, quantize_fp8
 
@@ -69,16 +67,8 @@ def call_of(name: str, rows: int) -> Callable[[], Tensor]:
     torch.manual_seed(rows)
     x_RH = torch.randn(EXPERTS * rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
     count_E = torch.full((EXPERTS,), rows, dtype=torch.int32, device="cuda")
-    if name == "fp4_planes":
-        return lambda: in_planes(x_RH, count_E)
     known = None if name == "fp4_grouped" else KnownRows((rows,) * EXPERTS, range(EXPERTS))
     return lambda: grouped_experts(x_RH, count_E, *weights(name.split("_")[0]), known=known, limit=LIMIT)
-
-
-def in_planes(x_RH: Tensor, count_E: Tensor) -> Tensor:
-    w13, w2 = weights("fp4")
-    h_PRQ, _ = grouped_gemm(x_RH, w13, recv_count_E=count_E, gated=True, limit=LIMIT, in_planes=True)
-    return grouped_gemm(h_PRQ, w2, recv_count_E=count_E)[0]
 
 
 def floor_s(name: str, bytes_per_s: float) -> float:
@@ -96,8 +86,7 @@ def compile_kernels(rows: int) -> None:
         count_E, x_RH = (gpu_kernels.tensor(EXPERTS, dtype=torch.int32), gpu_kernels.tensor(EXPERTS * rows, HIDDEN))
         for dtype in (torch.uint8, torch.float8_e4m3fn, torch.bfloat16):
             w13 = gpu_kernels.weight(EXPERTS, 2 * WIDTH, HIDDEN, dtype=dtype)
-            w2 = gpu_kernels.weight(EXPERTS, HIDDEN, WIDTH, dtype=dtype)
-            grouped_experts(x_RH, count_E, w13, w2, limit=LIMIT)
+            grouped_experts(x_RH, count_E, w13, gpu_kernels.weight(EXPERTS, HIDDEN, WIDTH, dtype=dtype), limit=LIMIT)
 
 
 def compile_all() -> None:
@@ -114,7 +103,7 @@ def main() -> None:
     report = BenchmarkReport(f"fp4_experts_{gpu_word()}", {**device, "torch": torch.__version__, **shape})
     floors = {name: floor_s(name, hbm) for name in FORMATS}
     for rows in ROWS:
-        names = (*FORMATS, "fp4_planes") if rows < LEAST_ROWS else (*FORMATS, "fp4_grouped")
+        names = FORMATS if rows < LEAST_ROWS else (*FORMATS, "fp4_grouped")
         calls = {name: call_of(name, rows) for name in names}
         got, want = calls["fp4"]().float(), calls["bf16"]().float()
         error = ((got - want).norm() / want.norm()).item()

@@ -26,12 +26,6 @@ def byte_matrix(address: int, rows: int, columns: int, box_rows: int) -> TensorM
 
 
 @functools.lru_cache(maxsize=4096)
-def narrow_matrix(address: int, rows: int, columns: int, box_rows: int, box_bytes: int) -> TensorMap:  # type: ignore[valid-type]
-    """As byte_matrix, in boxes of box_rows x box_bytes, a multiple of 16; not swizzled."""
-    return _tensor_map(address, (columns, rows), (columns,), (box_bytes, box_rows), swizzle=_NO_SWIZZLE)
-
-
-@functools.lru_cache(maxsize=4096)
 def byte_tiles(address: int, rows: int, columns: int, box_rows: int, box_tiles: int) -> TensorMap:  # type: ignore[valid-type]
     """The same matrix as [columns / 128, rows, 128]: a box holds box_tiles tiles of box_rows x 128.
 

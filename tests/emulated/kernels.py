@@ -33,7 +33,6 @@ _TENSOR_CORES = {
 _MULTIPLY = re.compile(r"^MULTIPLY_(BF16|E4M3)\(.*$", re.MULTILINE)
 _PARAMS = {
     "grouped_product": "GroupedProductParams",
-    "grouped_fp4": "GroupedProductParams",
     "dispatch": "DispatchParams",
     "combine": "CombineParams",
     "layout": "LayoutParams",

@@ -5,6 +5,8 @@
 struct float2 {
   float x, y;
 };
+inline void registers_for_loads() {}
+inline void registers_for_products() {}
 inline void registers_for_scores() {}
 inline void registers_for_values() {}
 template <int N>

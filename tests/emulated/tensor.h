@@ -43,19 +43,6 @@ inline void sync_cluster() {
 inline void publish_barriers() {}
 inline void give_registers() {}
 inline void take_registers() {}
-inline void registers_for_loads() {}
-inline void registers_for_widening() {}
-inline void registers_for_products() {}
-inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t which) {
-  const uint64_t bytes = uint64_t(high) << 32 | low;
-  uint32_t out = 0;
-  for (int i = 0; i < 4; ++i) out |= uint32_t(bytes >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
-  return out;
-}
-// Two bfloat16 by two.
-inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
-  return pack_bf16(bf16_lo(a) * bf16_lo(b), bf16_hi(a) * bf16_hi(b));
-}
 
 // The rest of a phase: arrivals and bytes. The cluster's mutex is held.
 inline void end_phase_if_complete(uint64_t* barrier) {
@@ -82,29 +69,27 @@ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-// A tensor map here: address, rows, bytes of a row, rows of a box, and bytes of these, unless its boxes are 128 bytes
-// wide, in the swizzle of 128.
-inline int box_width(const TensorMap& map) { return map.word[4] ? int(map.word[4]) : 128; }
+// A tensor map here: address, rows, bytes of a row, rows of a box. Its boxes are 128 bytes wide, in the swizzle of 128.
 inline void copy_box(unsigned char* to, const TensorMap& map, int column, int row) {
   const auto* from = reinterpret_cast<const unsigned char*>(map.word[0]);
-  const int rows = map.word[1], columns = map.word[2], box_rows = map.word[3], width = box_width(map);
-  if (reinterpret_cast<uintptr_t>(to) % (width == 128 ? 1024 : 128)) std::abort();
+  const int rows = map.word[1], columns = map.word[2], box_rows = map.word[3];
+  if (reinterpret_cast<uintptr_t>(to) % 1024) std::abort();
   for (int r = 0; r < box_rows; ++r)
-    for (int b = 0; b < width; ++b) {
+    for (int b = 0; b < 128; ++b) {
       const bool inside = row + r < rows && column + b < columns;
-      to[r * width + (width == 128 ? b ^ r % 8 * 16 : b)] = inside ? from[int64_t(row + r) * columns + column + b] : 0;
+      to[r * 128 + (b ^ r % 8 * 16)] = inside ? from[int64_t(row + r) * columns + column + b] : 0;
     }
 }
 inline uint64_t keep_longest() { return 0; }
 inline uint64_t keep_as_it_is() { return 0; }
 inline void load_box(void* to, const TensorMap* map, int column, int row, uint64_t* barrier, uint64_t) {
   copy_box(static_cast<unsigned char*>(to), *map, column, row);
-  arrive_with_bytes(barrier, 0, -int(map->word[3]) * box_width(*map));
+  arrive_with_bytes(barrier, 0, -int(map->word[3] * 128));
 }
 inline void load_box_for_both(void* to, const TensorMap* map, int column, int row, uint64_t* barrier, uint64_t) {
   for (int rank = 0; rank < 2; ++rank) {
     copy_box(at_rank(rank, to), *map, column, row);
-    arrive_with_bytes(reinterpret_cast<uint64_t*>(at_rank(rank, barrier)), 0, -int(map->word[3]) * box_width(*map));
+    arrive_with_bytes(reinterpret_cast<uint64_t*>(at_rank(rank, barrier)), 0, -int(map->word[3] * 128));
   }
 }
 

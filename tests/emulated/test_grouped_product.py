@@ -10,7 +10,6 @@ import torch
 
 from eprt.gpu import grouped_product
 from eprt.gpu.grouped_product import GroupedProductParams, shared_bytes, source
-from eprt.ops.weight import GPU_FP4_SCALES, Weight, quantize_fp4
 from tests.emulated.kernels import library
 from tests.reference_ops import silu_mul
 
@@ -20,21 +19,19 @@ pytestmark = pytest.mark.skipif(
 
 
 class LaunchOnHost:
-    def __init__(self, gated: bool, fp4: bool):
-        entry, self.threads = ("grouped_fp4", 512) if fp4 else ("grouped_product", 384)
-        self.params, self.library = GroupedProductParams(), library(source(gated, fp4), f"eprt::{entry}")
-        self.shared_bytes = shared_bytes(fp4) + 1024
+    def __init__(self, gated: bool):
+        self.params, self.library = GroupedProductParams(), library(source(gated), "eprt::grouped_product")
 
     def __call__(self, num_blocks: int, stream: int) -> None:
-        self.library.launch(ctypes.byref(self.params), num_blocks, self.threads, self.shared_bytes)
+        self.library.launch(ctypes.byref(self.params), num_blocks, grouped_product._THREADS, shared_bytes() + 1024)
 
 
 @pytest.fixture
 def on_host(monkeypatch):
+    launches = {gated: LaunchOnHost(gated) for gated in (False, True)}
     words = ctypes.c_uint64 * 16
-    for tensor_map in ("byte_matrix", "narrow_matrix"):
-        monkeypatch.setattr(grouped_product, tensor_map, lambda *place: words(*place))
-    monkeypatch.setattr(grouped_product, "_launch", lambda device, gated, fp4: LaunchOnHost(gated, fp4))
+    monkeypatch.setattr(grouped_product, "byte_matrix", lambda *place: words(*place))
+    monkeypatch.setattr(grouped_product, "_launch", lambda device, gated: launches[gated])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
 
 
@@ -80,46 +77,3 @@ def test_the_limit_cuts_what_enters_silu_and_what_it_is_multiplied_by(on_host):
         want = silu_mul(x.float() @ w[0].float().T, limit)
         torch.testing.assert_close(y.float(), want, rtol=8e-3, atol=1e-3, equal_nan=True)
         assert y[3].isnan().all() and not y[4].isnan().any()
-
-
-FP4_CASES = [
-    ([16], 256, 256, 2),
-    ([40, 0, 3], 304, 512, 4),
-    ([0, 161, 0, 1, 177, 0], 520, 256, 2),
-    ([1, 16, 17, 33, 63, 70, 90, 100, 121, 130, 150, 160], 136, 256, 6),
-    ([330, 0, 500], 296, 256, 4),  # three and four tiles of rows
-    ([0, 0], 8, 256, 2),
-]
-
-
-@pytest.mark.parametrize("placed", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("counts, n, k, num_sms", FP4_CASES)
-def test_matrices_in_fp4_give_what_their_values_give(on_host, counts, n, k, num_sms, gated, placed):
-    draw = torch.Generator().manual_seed(len(counts) * n + k)
-    w = quantize_fp4(torch.randn(len(counts) + 1, n * (1 + gated), k, generator=draw) * k**-0.5)
-    x = torch.randn(sum(counts) + 5, k, generator=draw).bfloat16()
-    order = torch.randperm(len(w.data), generator=draw)[: len(counts)].int() if placed else None
-    y = torch.full((len(x), n), 77.0, dtype=torch.bfloat16)
-    count = torch.tensor(counts, dtype=torch.int32)
-    grouped_product.grouped_product(x, w.data, count, order, y, gated, num_sms, 0.8, w.scale)
-    wide = w.dequantize()
-    matrices = range(len(counts)) if order is None else order.tolist()
-    want = torch.cat([rows.float() @ wide[e].T for rows, e in zip(x.split([*counts, 5]), matrices)])
-    want = silu_mul(want, 0.8) if gated else want
-    torch.testing.assert_close(y[: sum(counts)].float(), want, rtol=8e-3, atol=1e-5)
-    assert (y[sum(counts) :] == 77).all()
-
-
-def test_every_code_of_fp4_under_every_scale_reaches_its_column(on_host):
-    """Products with 1 are the values themselves, rounded to nothing."""
-    n, k = 136, 256
-    draw = torch.Generator().manual_seed(0)
-    data = torch.randint(0, 256, (1, n, k // 2), generator=draw).to(torch.uint8)
-    data[0, :, :8] = torch.arange(8, dtype=torch.uint8) * 34 + 16
-    least, most = GPU_FP4_SCALES[0], GPU_FP4_SCALES[-1]
-    scale = least + (torch.arange(n)[:, None] + torch.arange(k // 32)) % (most - least + 1)
-    w = Weight(data, scale[None].to(torch.uint8))
-    y, count = torch.empty(k, n, dtype=torch.bfloat16), torch.tensor([k], dtype=torch.int32)
-    grouped_product.grouped_product(torch.eye(k).bfloat16(), w.data, count, None, y, False, 2, None, w.scale)
-    assert torch.equal(y.float(), w.dequantize()[0].T)

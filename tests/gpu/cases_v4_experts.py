@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from eprt import ops
-from eprt.gpu.grouped_product import grouped_product
 from eprt.ops import cuda
 from eprt.ops.cuda.fp4_matrix import fp4_matrix
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
@@ -16,7 +15,7 @@ from eprt.ops.cuda.quantize_int8 import quantize_rows_int8, silu_mul_quantize_in
 from eprt.ops.cuda.silu import silu_mul_quantize
 from eprt.ops.gate import GateRule
 from eprt.ops.tuning import Tiling
-from eprt.ops.weight import GPU_FP4_SCALES, Weight, quantize_fp4, quantize_fp8, quantize_int8
+from eprt.ops.weight import Weight, quantize_fp4, quantize_fp8, quantize_int8
 from tests import reference_ops as reference
 from tests.gpu.cases_products import Counters
 from tests.gpu.draw import DTYPES, ROUNDING, Draw, experts_at, near, weight_on
@@ -170,8 +169,7 @@ def fp4_experts(draw: Draw) -> None:
     _fp4_experts(draw, torch.tensor([0, 0, 0, 40], dtype=torch.int32), 64, 32)
 
 
-def fp4_experts_in_large_tiles(draw: Draw) -> None:
-    """On Hopper with these widths by grouped_fp4.cu; elsewhere as the others."""
+def fp4_experts_with_many_rows(draw: Draw) -> None:
     _fp4_experts(draw, torch.tensor([150, 0, 5, 330], dtype=torch.int32), 256, 512)
 
 
@@ -200,33 +198,6 @@ def _fp4_experts(draw: Draw, counts: Tensor, hidden: int, width: int) -> None:
     room = torch.cat((x, x.new_full((130 * len(count), hidden), float("nan"))))
     halves = cuda.experts_up(room, count, on_device[0], matrix, expected_rows=len(room), limit=7.0)
     near(cuda.experts_down(halves, on_device[1], num_sms=2)[:filled], out[:filled], 4e-3, f"{what}, in tall tiles")
-
-
-def fp4_tiles(draw: Draw) -> None:
-    """grouped_fp4.cu beside grouped_gemm; rows past the last expert's stay as they were; on any number of SMs the same
-    bits. Products with 1 are the values themselves, under every scale."""
-    if draw.device != "cuda" or torch.cuda.get_device_capability() != (9, 0):
-        return
-    for counts, n, k in (((16,), 256, 256), ((21, 0, 16, 70, 33, 1), 200, 512), ((161, 160, 177, 1000, 3), 1032, 1024)):
-        for gated in (False, True):
-            w = _random_fp4(draw, len(counts) + 1, n * (1 + gated), k)
-            x, count = draw.normal(sum(counts) + 13, k, dtype=torch.bfloat16), torch.tensor(counts, dtype=torch.int32)
-            matrix = torch.randperm(len(counts) + 1, generator=draw.generator)[: len(counts)].int().to(draw.device)
-            count, outputs = count.to(draw.device), []
-            for num_sms in (132, 132, 2):
-                y = torch.full((len(x), n), float("nan"), dtype=torch.bfloat16, device=draw.device)
-                grouped_product(x, w.data, count, matrix, y, gated, num_sms, LIMIT, w.scale)
-                outputs.append(y)
-            y, filled = outputs[0], sum(counts)
-            assert y[filled:].isnan().all() and all(torch.equal(y[:filled], other[:filled]) for other in outputs)
-            how = {"recv_count_E": count, "matrix_E": matrix, "gated": gated, "limit": LIMIT if gated else None}
-            near(y[:filled], grouped_gemm(x, w, **how)[0][:filled], 1e-3, f"rows {counts} of {n} x {k}, {gated=}")
-    w, first = _random_fp4(draw, 1, 136, 256), GPU_FP4_SCALES[0]
-    assert w.scale is not None
-    w.scale.copy_(first + (torch.arange(136)[:, None] + torch.arange(8)) % len(GPU_FP4_SCALES))
-    y, count = draw.normal(256, 136, dtype=torch.bfloat16), torch.tensor([256], dtype=torch.int32, device="cuda")
-    grouped_product(torch.eye(256, device="cuda").bfloat16(), w.data, count, None, y, False, 132, None, w.scale)
-    assert torch.equal(y.float(), w.dequantize()[0].T)
 
 
 def _random_fp4(draw: Draw, experts: int, n: int, k: int) -> Weight:
@@ -316,4 +287,4 @@ def large(draw: Draw) -> None:
 CUT = (cut_activations, cut_factors, cut_experts, cut_bf16_experts, cut_fp8_experts, cut_int8_experts)
 FP4 = (planes, fp4_values, fp4_experts, fp4_signals, fp4_linears)
 SMALL = (gates, given_experts, *CUT, *FP4)
-ALL = (*SMALL, fp4_tiles, fp4_experts_in_large_tiles, replays, large)
+ALL = (*SMALL, fp4_experts_with_many_rows, replays, large)

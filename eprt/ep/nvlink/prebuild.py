@@ -1,8 +1,7 @@
 """Fills the kernel cache ahead of time: `eprt env --build-kernels`, also on a machine without a GPU.
 
 Normal mode's kernels serve all shapes. Low latency's know theirs; other shapes compile on first use, a second or two
-each. Dense products' are those that were measured to be the fastest (ops/tunings). Two serve all bfloat16
-experts, two those in fp4.
+each. Dense products' are those that were measured to be the fastest (ops/tunings). Two serve all bfloat16 experts.
 """
 
 from collections.abc import Iterator
@@ -44,9 +43,8 @@ def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
         for what, shape in shapes.items():
             for name, source in kernel_sources(shape, arch=arch).items():
                 yield f"hidden {hidden} top-k {top_k} ranks {ranks} {what}: {name}", source
-    for fp4, gated in product((False, True), (True, False)) if arch == grouped_product.ARCH else ():
-        what = f"{'fp4' if fp4 else 'bf16'} experts, {'gate and up' if gated else 'down'}"
-        yield what, grouped_product.source(gated, fp4)
+    for gated in (True, False) if arch == grouped_product.ARCH else ():
+        yield f"bf16 experts, {'gate and up' if gated else 'down'}", grouped_product.source(gated)
     for shape, rows, tiling in cluster_tilings() if arch == cluster_product.ARCH else ():
         source = cluster_product.source(cluster_product.tokens_of(rows), tiling)
         yield f"fp8 product {shape.n} x {shape.k} of {rows} rows", source

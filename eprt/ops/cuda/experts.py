@@ -16,7 +16,7 @@ from torch import Tensor
 from eprt.ops.cuda import experts_cublas
 from eprt.ops.cuda.grouped_bf16 import grouped_bf16
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
-from eprt.ops.cuda.planes import dequantize_rows, to_planes
+from eprt.ops.cuda.planes import to_planes
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.quantize_int8 import quantize_rows_int8, silu_mul_quantize_int8
 from eprt.ops.known_rows import KnownRows
@@ -30,7 +30,7 @@ _LEAST_UNGATED = 65  # int8 rows per expert from which SiLU-and-multiply is not 
 class GatedRows:
     """silu(gate) * up: what the first product hands to the second."""
 
-    h_RI: Tensor  # e4m3, int8, bfloat16 or float32; for fp4 weights possibly its planes [4, R, I / 4]
+    h_RI: Tensor  # e4m3, int8, bfloat16 or float32; for fp4 weights its planes [4, R, I / 4]
     scale_RG: Tensor | None  # fp32 scales of e4m3 or int8 rows
     dtype: torch.dtype  # of the experts' outputs
     recv_count_E: Tensor  # this and the following: as given to the first product
@@ -96,8 +96,8 @@ def experts_up(
         x_RH, scale_RG = quantize_rows_int8(x_RH, scale_RG, recv_count_E)
         rows = min(len(x_RH), expected_rows or len(x_RH))
         gated = rows < _LEAST_UNGATED * recv_count_E.shape[0]
-    elif fp4 and scale_RG is not None:
-        x_RH, scale_RG = dequantize_rows(x_RH, scale_RG, recv_count_E), None
+    elif fp4:
+        x_RH, scale_RG = to_planes(x_RH, scale_RG, recv_count_E), None
     elif scale_RG is not None and not fp8:
         x_RH, scale_RG = _dequantize(x_RH, scale_RG, dtype), None
     elif fp8 and scale_RG is None:
@@ -106,8 +106,6 @@ def experts_up(
     large_RI = grouped_bf16(x_RH, w13, recv_count_E, matrix_E, gated=True, limit=limit, **same)
     if large_RI is not None:
         return GatedRows(large_RI, None, dtype, recv_count_E, matrix_E, expected_rows)
-    if fp4:
-        x_RH = to_planes(x_RH, None, recv_count_E)
     h_RI, h_scale = grouped_gemm(
         x_RH,
         w13,

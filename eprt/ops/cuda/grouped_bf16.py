@@ -1,8 +1,7 @@
-"""The grouped product of bfloat16 rows with experts in bfloat16 or fp4 in large tiles, where its kernel is the fastest.
+"""The grouped product of bfloat16 rows with bfloat16 experts in large tiles, where its kernel runs and is the fastest.
 
 From some rows per expert on, what grouped_gemm.py waits for is bytes from L2: its tiles read weights once for each 64
-or 128 rows, and widen those in fp4 as often. The tiles of eprt/gpu/grouped_product.py hold all rows of most experts.
-Knows nothing of layers.
+or 128 rows. The tiles of eprt/gpu/grouped_product.py hold all rows of most experts. Knows nothing of layers.
 """
 
 import torch
@@ -13,7 +12,6 @@ from eprt.ops.cuda.grouped_gemm import count_sms
 from eprt.ops.weight import Weight
 
 LEAST_ROWS = 24  # per expert: from there on it was the fastest with 7168 x 2048 and with 4096 x 1536, on an H200
-LEAST_FP4_ROWS = 1  # with 4096 x 2048
 
 
 def grouped_bf16(
@@ -32,20 +30,17 @@ def grouped_bf16(
     """As grouped_gemm's y [R, N], or None where grouped_gemm must, or should, compute it."""
     dtype = dtype if out_RN is None else out_RN.dtype
     R, num_experts = x_RK.shape[0], recv_count_E.shape[0]
-    if x_RK.dim() != 2 or not x_RK.dtype == dtype == torch.bfloat16:
+    if not x_RK.dtype == w.data.dtype == dtype == torch.bfloat16:
         return None
-    if not w.is_fp4 and w.data.dtype != torch.bfloat16:
-        return None
-    if min(R, expected_rows or R) < (LEAST_FP4_ROWS if w.is_fp4 else LEAST_ROWS) * num_experts:
+    if min(R, expected_rows or R) < LEAST_ROWS * num_experts:
         return None
     if not grouped_product.can_multiply(x_RK, w.data, num_experts, gated):
         return None
-    if not grouped_product.is_built(x_RK.device, gated, w.is_fp4):
+    if not grouped_product.is_built(x_RK.device, gated):
         return None
     if out_RN is None:
         out_RN = x_RK.new_empty(R, w.shape[-2] // (2 if gated else 1))
     assert out_RN.is_contiguous()  # the kernel computes addresses
     num_sms = num_sms or count_sms(x_RK.device)
-    scale = w.scale if w.is_fp4 else None
-    grouped_product.grouped_product(x_RK, w.data, recv_count_E, matrix_E, out_RN, gated, num_sms, limit, scale)
+    grouped_product.grouped_product(x_RK, w.data, recv_count_E, matrix_E, out_RN, gated, num_sms, limit)
     return out_RN

@@ -11,7 +11,7 @@ from torch import Tensor
 from eprt.ops.cuda.fp4_tile import PLANES
 from eprt.ops.weight import BLOCK
 
-_SCALE_BLOCK = tl.constexpr(BLOCK)
+_PLANES, _SCALE_BLOCK = tl.constexpr(PLANES), tl.constexpr(BLOCK)
 _TILE = 512  # columns of a plane
 
 
@@ -26,7 +26,6 @@ def _to_planes(
     num_rows,
     size,
     num_experts,
-    PLANES: tl.constexpr,
     PLANE: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
@@ -35,35 +34,28 @@ def _to_planes(
         expert = tl.arange(0, EXPERTS)
         if row >= tl.sum(tl.load(count_E + expert, mask=expert < num_experts, other=0), 0):
             return
-    i, plane = tl.program_id(1) * PLANE + tl.arange(0, PLANE)[:, None], tl.arange(0, PLANES)[None, :]
-    column, inside = i * PLANES + plane, i * PLANES < size
+    i, plane = tl.program_id(1) * PLANE + tl.arange(0, PLANE)[:, None], tl.arange(0, _PLANES)[None, :]
+    column, inside = i * _PLANES + plane, i * _PLANES < size
     value = tl.load(x + row * row_stride + column, mask=inside, other=0.0)
     if x_scale is not None:
         scale = tl.load(x_scale + row * scale_stride + column // _SCALE_BLOCK, mask=inside, other=0.0)
         value = value.to(tl.float32) * scale
-    to = out + (plane.to(tl.int64) * num_rows + row) * (size // PLANES) + i
+    to = out + (plane.to(tl.int64) * num_rows + row) * (size // _PLANES) + i
     tl.store(to, value.to(tl.bfloat16), mask=inside)
 
 
-def dequantize_rows(x_RK: Tensor, scale_RG: Tensor, recv_count_E: Tensor) -> Tensor:
-    """bfloat16 [R, K] of e4m3 rows, in one plane; arguments as to_planes."""
-    return to_planes(x_RK, scale_RG, recv_count_E, planes=1)[0]
-
-
-def to_planes(
-    x_RK: Tensor, scale_RG: Tensor | None = None, recv_count_E: Tensor | None = None, planes: int = PLANES
-) -> Tensor:
-    """bfloat16 [planes, R, K / planes]. K is a multiple of planes.
+def to_planes(x_RK: Tensor, scale_RG: Tensor | None = None, recv_count_E: Tensor | None = None) -> Tensor:
+    """bfloat16 [4, R, K / 4]. K is a multiple of 4.
 
     x_RK: bfloat16, or e4m3 with scale_RG, a scale per 128 columns.
     recv_count_E: int32; rows past its sum are left undefined.
     """
     (rows, size), num_experts = x_RK.shape, 0 if recv_count_E is None else recv_count_E.shape[0]
-    out_PRQ = torch.empty(planes, rows, size // planes, dtype=torch.bfloat16, device=x_RK.device)
+    out_4RQ = torch.empty(PLANES, rows, size // PLANES, dtype=torch.bfloat16, device=x_RK.device)
     if rows:
-        tile = min(_TILE, triton.next_power_of_2(size // planes))
-        _to_planes[(rows, triton.cdiv(size // planes, tile))](
-            out_PRQ,
+        tile = min(_TILE, triton.next_power_of_2(size // PLANES))
+        _to_planes[(rows, triton.cdiv(size // PLANES, tile))](
+            out_4RQ,
             x_RK,
             scale_RG,
             recv_count_E,
@@ -72,8 +64,7 @@ def to_planes(
             rows,
             size,
             num_experts,
-            PLANES=planes,
             PLANE=tile,
             EXPERTS=triton.next_power_of_2(max(num_experts, 1)),
         )
-    return out_PRQ
+    return out_4RQ

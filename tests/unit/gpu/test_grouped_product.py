@@ -15,17 +15,15 @@ from tests.unit.gpu.test_jit import cache, nvrtc, struct_fields  # noqa: F401 (f
 MOST_SHARED_BYTES = 227 << 10
 
 
-@pytest.mark.parametrize("fp4", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-def test_all_kernels_compile_and_are_built_ahead(nvrtc, cache, gated, fp4):  # noqa: F811
-    assert jit.cubin(source(gated, fp4)).startswith(b"\x7fELF")
-    assert source(gated, fp4) in {one for _, one in nvlink_prebuild.sources()}
-    assert source(gated, fp4) not in {one for _, one in nvlink_prebuild.sources("sm_80")}
+def test_both_kernels_compile_and_are_built_ahead(nvrtc, cache, gated):  # noqa: F811
+    assert jit.cubin(source(gated)).startswith(b"\x7fELF")
+    assert source(gated) in {one for _, one in nvlink_prebuild.sources()}
+    assert source(gated) not in {one for _, one in nvlink_prebuild.sources("sm_80")}
 
 
-@pytest.mark.parametrize("fp4", [False, True])
-def test_python_and_cuda_agree_on_parameters_constants_and_shared_memory(fp4):
-    text, most_rows = jit.read_source(source(True, fp4).name), dict(source(True, fp4).defines)["MOST_ROWS"]
+def test_python_and_cuda_agree_on_parameters_constants_and_shared_memory():
+    text = jit.read_source("grouped_product")
     names = [field[0] for field in GroupedProductParams._fields_]
     assert struct_fields(text, "GroupedProductParams") == names[:-1] and names[-1] == "_"
     assert ctypes.sizeof(GroupedProductParams) % 64 == 0 and GroupedProductParams.x.offset == 128
@@ -33,22 +31,19 @@ def test_python_and_cuda_agree_on_parameters_constants_and_shared_memory(fp4):
     ours = {
         "kHalf": grouped_product._HALF,
         "kBox": grouped_product._BOX,
+        "kMostRows": grouped_product._MOST_ROWS,
         "kStep": grouped_product._STEP,
-        "kThreads": grouped_product._FP4_THREADS if fp4 else grouped_product._THREADS,
+        "kThreads": grouped_product._THREADS,
         "kMostExperts": grouped_product.MOST_EXPERTS,
     }
     assert ours.items() <= told.items()
-    assert told["kStepBytes"] == 2 * told["kStep"] and told["kConsumers"] == told["kThreads"] - (256 if fp4 else 128)
+    assert told["kStepBytes"] == 2 * told["kStep"] and told["kConsumers"] == told["kThreads"] - 128
     boxes = sorted(int(boxes) for boxes in re.findall(r"\bCASE\((\d+)\)", text))
-    assert boxes == list(range(1, most_rows // told["kBox"] + 1)), "a tile of any number of boxes is computed"
+    assert boxes == list(range(1, told["kMostRows"] // told["kBox"] + 1)), "a tile of any number of boxes is computed"
     columns = {int(columns) for columns in re.findall(r"^MULTIPLY_BF16\((\d+),", text, re.MULTILINE)}
-    assert {n * told["kBox"] for n in boxes} <= columns
-    slots = 4 * (256 + 176) * 128 + 2 * 4 * 8
-    if fp4:
-        in_rings = re.search(r"kWeightSlots = (\d), kRowSlots = (\d), kWideSlots = (\d);", text)
-        assert in_rings is not None and tuple(map(int, in_rings.groups())) == grouped_product._FP4_SLOTS == (5, 4, 3)
-        slots = 5 * 256 * 32 + 4 * 160 * 128 + 3 * 256 * 128 + 2 * (5 + 4 + 3) * 8
-    assert grouped_product.shared_bytes(fp4) == 1024 + slots + 2 * 1025 * 4 <= MOST_SHARED_BYTES
+    assert columns == {n * told["kBox"] for n in boxes}
+    stages, arrays = 4 * (256 + 176) * 128 + 2 * 4 * 8, 2 * 1025 * 4
+    assert grouped_product.shared_bytes() == 1024 + stages + arrays <= MOST_SHARED_BYTES
 
 
 class FakeLaunch:
@@ -68,7 +63,7 @@ def launched(monkeypatch):
         maps.append(place)
         return grouped_product.TensorMap()
 
-    monkeypatch.setattr(grouped_product, "_launch", lambda device, gated, fp4: fake)
+    monkeypatch.setattr(grouped_product, "_launch", lambda device, gated: fake)
     monkeypatch.setattr(grouped_product, "byte_matrix", byte_matrix)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     return SimpleNamespace(launch=fake, maps=maps)
@@ -114,7 +109,7 @@ def test_operands_that_the_kernel_is_not_made_for():
 
 @pytest.mark.parametrize("lacks", ["NVRTC", "Hopper", None])
 def test_where_the_kernel_runs(monkeypatch, lacks):
-    def launch(device, gated, fp4):
+    def launch(device, gated):
         if lacks == "NVRTC":
             raise ImportError("no NVRTC here")
         return "a kernel"

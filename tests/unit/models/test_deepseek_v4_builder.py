@@ -51,11 +51,13 @@ def test_fp4_experts_take_four_bits_and_their_scales(directory):
     assert quantised.dense < plain.dense
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
 @pytest.mark.parametrize("formats", ["plain", "fp4"])
-def test_the_memory_plan_is_what_weights_take(directory, formats):
+def test_the_memory_plan_is_what_weights_take(directory, formats, load_format):
     if formats == "fp4":
         tiny_v4.quantise(directory, "fp4")
-    plan, model = MemoryPlan.for_rank(EngineConfig(str(directory)), 1), load(directory)
+    options = {"load_format": load_format}
+    plan, model = MemoryPlan.for_rank(EngineConfig(str(directory), **options), 1), load(directory, **options)
     seen: dict[int, int] = {}
     collect_bytes(model, seen, set())
     pools = {id(moe.pool): moe.pool for moe in model.moe_layers()}

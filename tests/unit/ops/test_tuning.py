@@ -59,4 +59,4 @@ def test_the_tilings_that_are_kept_can_be_read():
     assert files
     for path in files:
         for shape, tilings in tuning.read(path.stem).items():
-            assert shape.kind in ("fp8", "same", "int8", "dense", "dense int8") and tilings
+            assert shape.kind in ("fp8", "same", "int8", "fp4", "dense", "dense int8") and tilings

@@ -21,12 +21,12 @@ def calls(monkeypatch):
     """What the kernel was called with; it fills y with the number of the call."""
     made = []
 
-    def product(x, w, count, matrix, y, gated, num_sms, limit, scale):
+    def product(x, w, count, matrix, y, gated, num_sms, limit):
         assert limit == (7.0 if gated else None), "cuts what enters silu, and nothing else"
         made.append((w, matrix, gated, num_sms))
         y.fill_(len(made))
 
-    monkeypatch.setattr(grouped_product, "is_built", lambda device, gated, fp4: True)
+    monkeypatch.setattr(grouped_product, "is_built", lambda device, gated: True)
     monkeypatch.setattr(grouped_product, "grouped_product", product)
     return made
 
@@ -63,7 +63,7 @@ def test_others_are_not(calls, monkeypatch):
     assert grouped_bf16(rows(dtype=torch.float32), weights(torch.float32)[0], COUNT, None, gated=True) is None
     odd = Weight(torch.zeros(EXPERTS, 2 * WIDTH, HIDDEN - 4, dtype=torch.bfloat16))
     assert grouped_bf16(rows()[:, :-4].contiguous(), odd, COUNT, None, gated=True) is None, "TMA cannot load its rows"
-    monkeypatch.setattr(grouped_product, "is_built", lambda device, gated, fp4: False)
+    monkeypatch.setattr(grouped_product, "is_built", lambda device, gated: False)
     assert grouped_bf16(rows(), w13, COUNT, None, gated=True) is None
     assert not calls
 
