@@ -18,8 +18,8 @@ struct PagedRows {
   }
 };
 
-// Copies `count` rows of `bytes` each, but those of which one number is negative. Returns the first that lies behind the
-// end of one of both (nothing is copied then), or -1.
+// Copies `count` rows of `bytes` each, but those of which one number is negative. Returns the first that lies behind
+// the end of one of both (nothing is copied then), or -1.
 int64_t copy_paged_rows(const PagedRows& to, const PagedRows& from, int64_t count, int64_t bytes);
 
 }  // namespace eprt
