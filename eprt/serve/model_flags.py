@@ -59,6 +59,11 @@ def _check_v4(args: argparse.Namespace) -> None:
         )
     if args.device == "cpu":
         return
+    if args.num_decode:
+        raise OptionError(
+            f"--decode {args.num_decode}: requests of DeepSeek V4 go from instance to instance on CPUs only so far; "
+            "leave out --prefill and --decode, or give --device cpu"
+        )
     if args.max_lost_ranks:
         raise OptionError(
             f"--max-lost-ranks {args.max_lost_ranks}: DeepSeek V4 goes on without lost ranks on CPUs only so far; "

@@ -32,7 +32,8 @@ def pooled(state, index, slot, channel, known, layout, num_slots, first_slots):
     return tl.sum(weight * value, 0) / tl.where(total == 0, 1.0, total)
 
 
-@triton.jit
+# Of prompts page_rows changes from step to step, and must not cause another compilation.
+@triton.jit(do_not_specialize=["page_rows"])
 def _pool_entries(
     out,
     state,

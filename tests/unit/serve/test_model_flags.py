@@ -57,6 +57,11 @@ def refusal(model_dir: str, *flags: str) -> str:
             ["-n", "2", "--device", "cuda", "--wire", "nvshmem"],
             "--wire nvshmem: DeepSeek V4 is served on the GPUs of one host only so far; leave it out, or give",
         ),
+        (
+            DEMO_V4,
+            ["--prefill", "1", "--decode", "1", "--device", "cuda"],
+            "--decode 1: requests of DeepSeek V4 go from instance to instance on CPUs only so far; leave out",
+        ),
         (DEMO, ["--index-cache-dtype", "fp4"], "--index-cache-dtype fp4: only DeepSeek V4's indexer has such a cache"),
         (DEMO, ["-n", "8", "--attention-tp", "8"], r"--attention-tp 8: this model has 4 heads: must be in 1\.\.4"),
         (
