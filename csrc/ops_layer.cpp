@@ -1,5 +1,5 @@
 // The operators that compute half a decoder layer for a step of decodes; see ops.cpp and cpu/decode_layer.h.
-// eprt/ops/decode_layer.py checks shapes and dtypes.
+// Shapes are checked here; eprt/ops/decode_layer.py checks that weights are contiguous.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -118,6 +118,9 @@ eprt::MlaArgs mla_args(const Tensor& kv_pages, const Tensor& page_table_BP, cons
           .num_threads = 1};
 }
 
+bool has_size(const OptionalTensor& t, int64_t n) { return !t || t->numel() == n; }
+bool is_fp32(const OptionalTensor& t) { return !t || t->scalar_type() == ScalarType::Float; }
+
 void check_attend(const eprt::AttendDecodesArgs& args, int64_t hidden) {
   const int64_t queries = args.mla.num_heads * (args.mla.nope + args.mla.rope);
   const int64_t before = args.qkv_a.w.n - args.insert.entry.size;
@@ -160,6 +163,14 @@ int64_t attend_decodes(Tensor x_TH, Tensor norm_H, double eps, Tensor qkv, Optio
   STD_TORCH_CHECK(kv_slot_T.numel() == rows && position_T.numel() == rows && page_table_BP.size(0) == rows &&
                       seq_len_B.numel() == rows,
                   "attend_decodes: ", rows, " rows need a slot, a position and a request each");
+  STD_TORCH_CHECK(norm_H.numel() == x_TH.size(1) && next_norm_H.numel() == x_TH.size(1) &&
+                      has_size(q_norm_A, args.qkv_a.w.n - args.insert.entry.size) &&
+                      has_size(qkv_bias, args.qkv_a.w.n) && has_size(q_b_bias, args.q_b.w.n) &&
+                      has_size(o_bias, x_TH.size(1)),
+                  "attend_decodes: norms or biases do not fit");
+  STD_TORCH_CHECK(is_fp32(qkv_bias) && is_fp32(q_b_bias) && is_fp32(o_bias) && is_fp32(cos_sin_PR) &&
+                      cos_sin_PR.dim() == 2 && cos_sin_PR.size(1) == args.mla.rope,
+                  "attend_decodes: biases and the rotation's table must be float32, the table as wide as the rotation");
   return eprt::attend_decodes(args);
 }
 

@@ -15,6 +15,8 @@ from eprt.gpu.nvshmem_kernel import NvshmemKernel
 from eprt.gpu.nvshmem_memory import NvshmemMemory
 from eprt.gpu.symmetric import SymmetricMemory
 
+_MOST_RANKS_RUN = 8  # copies by node have not run on more, emulated or not: there somebody must name them
+
 
 class NvshmemLowLatency(LowLatency):
     """As LowLatency, for a shape with node_ranks."""
@@ -55,7 +57,8 @@ class NvshmemBackend(NvlinkLowLatencyBackend):
         if copies == "auto":
             copies = getattr(self.group, "gpu_copies", "auto")  # of a WireGroup
         if copies == "auto":
-            copies = "node" if node_copies_are_faster(shape) else "rank"
+            has_run = shape.num_ranks <= _MOST_RANKS_RUN
+            copies = "node" if has_run and node_copies_are_faster(shape) else "rank"
         return replace(shape, layered=copies == "node")
 
     def crossings(self) -> tuple[int, int]:
