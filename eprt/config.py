@@ -147,8 +147,10 @@ class EngineConfig:
         self._check_teams()
 
     def _check_teams(self) -> None:
-        """Of ranks that share attention."""
+        """Of ranks that share prompts or attention."""
         where = f"on CPUs only, so far, not with --device {self.device}; leave it out"
+        goes = self.prompt_ranks == 1 or not self.hands_over or self.device == "cpu"
+        self._require(goes, "prompt_ranks", f"one prompt over several ranks of an instance works {where}")
         on_cpu = self.attention_tp == 1 or self.device == "cpu"
         self._require(on_cpu, "attention_tp", f"attention over several ranks works {where}")
         goes = self.attention_tp > 1 or self.attention_tp_form == "gather"

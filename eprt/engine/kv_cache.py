@@ -252,8 +252,7 @@ class KVCache:
         pages = _readable_cache(model.device) if config.hands_over else None
         team_pages = None
         if together:
-            if pages is not None and not isinstance(pages, CachePages):
-                raise ValueError("--prompt-ranks: on GPUs instances cannot read the pages of a team; leave it out")
+            assert pages is None or isinstance(pages, CachePages), "EngineConfig refuses it"
             team_pages = layout.allocate_together(size.num_pages + 1, group, model.device, pages)
         layers = layout.allocate(size.num_pages + 1, model.device, pages) if team_pages is None else team_pages.layers
         if pages is not None and pages.num_bytes != size.num_bytes:

@@ -84,7 +84,7 @@ class Membership:
         if self._router is not None:
             epochs.append(self._router.epoch)
         if self._team is not None:
-            epochs.append(self._team.barrier.epoch)
+            epochs.append(self._team.epoch)
         self._read += self.deferred.finish()
         expert_of_slot = [list(layer.expert_of_slot) for layer in self._model.moe_layers()]
         for slot, place in self._read:

@@ -152,6 +152,12 @@ class PromptTeam:
         """That the GPU is in. From one thread, at most twice a second."""
         return None if self.on_gpu is None else self.on_gpu.current_wait()
 
+    @property
+    def epoch(self) -> int:
+        """At least that of any meeting of any rank so far: on GPUs a lost rank may have raised its flag for the one
+        behind the others' latest."""
+        return self.barrier.epoch + (self.on_gpu is not None)
+
     def restart(self, epoch: int) -> None:
         """As RankBarrier.restart, with the pages of the ranks that take part in group.view."""
         self.barrier.restart(epoch)

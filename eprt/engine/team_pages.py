@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from eprt.kv.pages import CachePages
 from eprt.layers.layer_cache import LayerCache
 from eprt.ops.kv_format import KVFormat
 
-_MOST_ENTRIES = 2**31  # that kernels count
+_MOST_ENTRIES = 2**31 - 1  # that kernels count
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,12 +111,17 @@ class TeamPages:
 
 
 def agreed_pages(group: EPGroup, num_pages: int) -> int:
-    """How many pages each rank has: what all of them have room for. A rank that joins has as many as the others.
-    Collective."""
+    """How many pages each rank has: what all of them have room for. A rank that joins has as many as its predecessor,
+    whatever it finds room for itself. Collective."""
     said_N = group.allgather(num_pages)
-    if group.joins:
-        return next((said for rank, said in enumerate(said_N) if rank != group.rank and said is not None), num_pages)
-    return min(said_N)
+    window = group.lasting_window(8)
+    kept = window.segments[group.local_ranks.index(group.rank)].view(np.int64)
+    if not group.joins:
+        kept[0] = min(said_N)
+    agreed = int(kept[0])
+    del kept  # before the window's memory
+    window.close()
+    return agreed
 
 
 def _rounded(num_pages: int, page_bytes: int, unit: int) -> int:

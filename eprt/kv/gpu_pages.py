@@ -45,6 +45,7 @@ class GpuPages(ReadableCache):
         """RuntimeError where the GPU has no room for it."""
         num_layers, num_pages, *entry = shape
         page = num_layers, num_pages, prod(entry) * dtype.itemsize
+        torch.cuda.empty_cache()  # what torch keeps of the weights' loading is not free for others
         allocation = SharedAllocation(self._device.index, prod(page))
         storage = torch._C._construct_storage_from_data_pointer(allocation.address, self._device, prod(page))
         flat = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage, 0, (prod(page),), (1,))

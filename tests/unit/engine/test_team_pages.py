@@ -4,11 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
 from eprt.engine import team_pages
 from eprt.engine.team_pages import TeamPages, agreed_pages
+from eprt.ep.group.window import SharedWindow
 from eprt.gpu.driver import CudaError
 from eprt.ops.kv_format import KVFormat
 
@@ -85,8 +87,10 @@ def test_what_does_not_fit_names_the_flag(made):
         made(0, 8, num_layers=61, num_pages=300_000)
 
 
-def test_all_ranks_have_as_many_pages_and_one_that_joins_as_many_as_the_others():
+def test_all_ranks_have_as_many_pages_and_one_that_joins_as_many_as_its_predecessor():
+    kept = [np.zeros(8, dtype=np.uint8) for _ in range(3)]
     group: Any = SimpleNamespace(rank=1, size=3, joins=False, allgather=lambda value: [70, value, 80])
+    group.local_ranks, group.lasting_window = (0, 1, 2), lambda num_bytes: SharedWindow(list(kept))
     assert agreed_pages(group, 75) == 70
-    group.joins, group.allgather = True, lambda value: [None, value, 80]
-    assert agreed_pages(group, 75) == 80
+    group.joins, group.allgather = True, lambda value: [71, value, 80]  # 71: of a rank that has joined, too
+    assert agreed_pages(group, 75) == 70

@@ -200,6 +200,10 @@ def test_a_chat_template_of_a_file(tmp_path):
             ["--prefill", "1", "--decode", "1", "--prefill-ranks", "2", "--prompt-ranks", "3"],
             "--prompt-ranks 3: the largest instance has 2 ranks; must be in 1..2",
         ),
+        (
+            ["--prefill", "1", "--decode", "1", "--prefill-ranks", "2", "--prompt-ranks", "2", "--device", "cuda"],
+            "--prompt-ranks 2: one prompt over several ranks of an instance works on CPUs only, so far, not with",
+        ),
         (["--decode", "1", "--max-lost-ranks", "1"], "--max-lost-ranks 1: an instance is lost as a whole"),
         (["--decode", "1", "--inject", "slow-rank:0:2x"], "--inject slow-rank:0:2x: names a rank of one group"),
         (["--decode-ranks", "2"], "--decode-ranks 2: is of instances; give --prefill and --decode too"),
