@@ -29,7 +29,9 @@ struct Warp {  // one exchange of values among its lanes after another; the slot
   unsigned generation = 0;
   int arrived = 0;
   uint64_t slot[2][32];
-  int inside = 0;  // lanes in a function that is not inlined
+  int inside = 0;                        // lanes in a function that is not inlined
+  unsigned left = 0;                     // how often all that were inside have left it
+  std::map<const void*, unsigned> seen;  // how many phases of barriers have ended for it
 };
 
 struct Barrier {
@@ -41,8 +43,9 @@ struct Fiber {
   void* stack_pointer;
   std::unique_ptr<char[]> stack;
   bool done = false, begun = false;
-  bool fenced = false;  // its relaxed stores come after all that it has seen
-  void* watched;        // by ThreadSanitizer, as a thread
+  bool fenced = false;                   // its relaxed stores come after all that it has seen
+  void* watched;                         // by ThreadSanitizer, as a thread
+  std::map<const void*, unsigned> seen;  // as of its warp
 };
 
 struct Dim {
@@ -173,8 +176,13 @@ struct LeaveTogether {
   }
   ~LeaveTogether() {
     Unwatched here;
-    --warp().inside;
-    while (warp().inside) give_way();
+    Warp& w = warp();
+    const unsigned left = w.left;
+    if (--w.inside == 0) {
+      ++w.left, block->moved = true;
+    } else {
+      while (w.left == left) give_way();  // not for `inside`: who has left may be inside again by now
+    }
   }
 };
 

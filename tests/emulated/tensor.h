@@ -61,12 +61,17 @@ inline void barrier_expect(uint64_t* barrier, uint32_t bytes) { arrive_with_byte
 inline void arrive_at(int rank, uint64_t* barrier) {
   arrive_with_bytes(reinterpret_cast<uint64_t*>(at_rank(rank, barrier)), 1, 0);
 }
+// A warp's lanes look at a barrier by one instruction: one that comes late sees what the first one saw, though the next
+// phase may have ended meanwhile.
 inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
-  for (bool waits = true; waits;) {
+  unsigned& seen_by_warp = emulated::warp().seen[barrier];
+  unsigned& seen = emulated::block->fibers[emulated::block->current].seen[barrier];
+  for (bool waits = seen == seen_by_warp; waits;) {
     emulated::give_way();
     std::lock_guard lock(cluster().mutex);
-    waits = (reinterpret_cast<Arrivals*>(barrier)->phase & 1) == parity;
+    waits = (reinterpret_cast<Arrivals*>(barrier)->phase & 1) == parity && seen == seen_by_warp;
   }
+  seen_by_warp = std::max(seen_by_warp, ++seen);
 }
 
 // A tensor map here: address, rows, bytes of a row, rows of a box. Its boxes are 128 bytes wide, in the swizzle of 128.
