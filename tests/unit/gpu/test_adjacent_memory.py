@@ -1,18 +1,14 @@
 """Memory of all ranks in a row of addresses, as one of three ranks sees it. The driver is a fake one."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from eprt.fd_desk import FdDesk
-from eprt.gpu import driver, shared_allocation, symmetric
 from eprt.gpu.adjacent_memory import AdjacentGpuMemory
 from eprt.gpu.driver import CudaError
 from eprt.gpu.shared_allocation import SharedAllocation
 from tests.gather_group import GatherGroup
-from tests.unit.gpu.fake_memory import FakeDriver
 
 SIZE, NUM_BYTES = 3, 8192
 
@@ -51,23 +47,6 @@ class OneOfThree(GatherGroup):
         for each in self.others.values():
             each.close()
         self.desk.close()
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    made = FakeDriver()
-    for module in (driver, shared_allocation, symmetric):
-        monkeypatch.setattr(module, "api", lambda: made)
-    zeros = torch.zeros
-    for name, value in {
-        "current_device": lambda: 0,
-        "device_count": lambda: 1,
-        "synchronize": lambda: None,
-        "get_device_properties": lambda device: SimpleNamespace(uuid="GPU-a"),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch, "zeros", lambda *args, device=None, **kwargs: zeros(*args, **kwargs))
-    return made
 
 
 @pytest.mark.parametrize("rank", range(SIZE))

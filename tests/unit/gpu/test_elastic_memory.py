@@ -1,18 +1,14 @@
 """Memory of ranks that come and go, as rank 0 of two sees it. The driver is a fake one."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from eprt.fd_desk import FdDesk
-from eprt.gpu import driver, shared_allocation, symmetric
 from eprt.gpu.driver import CudaError
 from eprt.gpu.elastic_memory import ElasticMemory
 from eprt.gpu.shared_allocation import SharedAllocation
 from tests.gather_group import GatherGroup
-from tests.unit.gpu.fake_memory import FakeDriver
 
 
 class OneOfTwo(GatherGroup):
@@ -49,23 +45,6 @@ class OneOfTwo(GatherGroup):
 
     def close(self) -> None:
         self.desk.close()
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    made = FakeDriver()
-    for module in (driver, shared_allocation, symmetric):
-        monkeypatch.setattr(module, "api", lambda: made)
-    zeros = torch.zeros
-    for name, value in {
-        "current_device": lambda: 0,
-        "device_count": lambda: 1,
-        "synchronize": lambda: None,
-        "get_device_properties": lambda device: SimpleNamespace(uuid="GPU-a"),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch, "zeros", lambda *args, device=None, **kwargs: zeros(*args, **kwargs))
-    return made
 
 
 def test_a_lost_ranks_memory_is_let_go_and_its_successors_lies_at_its_address(fake):
